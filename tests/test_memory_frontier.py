@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -30,9 +29,7 @@ SETTINGS = (
 )
 
 
-def test_a_sweep_finds_the_frontier_and_the_report_shows_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path, capsys):
     sweep = tmp_path / "sweep"
     where = f"sweep_dir='{sweep}'"
     assert main(["plan", "--json", *SETTINGS, "batch.micro_batch_size=40", where]) == 0

@@ -22,7 +22,6 @@ from batchscape.record.status import RunStatus, Status, StopReason
 from batchscape.record.tables import seal
 
 GPT = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128}
-MLP = {"name": "mlp", "hidden_sizes": [64, 64]}
 FORK = [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]
 CORES = 2
 

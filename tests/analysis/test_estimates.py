@@ -1,7 +1,5 @@
 """One rule for what is shown below three seeds: a value and its n, and no interval."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

@@ -57,14 +57,12 @@ def place_of(written: str, power: int) -> int:
         (1.0, math.inf, "1.000 ± ∞"),
     ],
 )
-def test_known_texts(value: float | None, spread: float | None, expected: str) -> None:
+def test_known_texts(value, spread, expected):
     assert with_spread(value, spread) == expected
 
 
 @given(finite, spreads)
-def test_value_and_spread_are_both_within_half_of_the_last_place(
-    value: float, spread: float
-) -> None:
+def test_value_and_spread_are_both_within_half_of_the_last_place(value, spread):
     written, power = parse(with_spread(value, spread))
     assert len(written) == 2
     numbers = [Decimal(number).scaleb(power) for number in written]
@@ -84,9 +82,7 @@ def test_value_and_spread_are_both_within_half_of_the_last_place(
 
 
 @given(finite, spreads)
-def test_never_more_than_seven_digits_and_never_a_negative_zero(
-    value: float, spread: float
-) -> None:
+def test_never_more_than_seven_digits_and_never_a_negative_zero(value, spread):
     text = with_spread(value, spread)
     for number in parse(text)[0]:
         assert len(number.strip("-").replace(".", "").lstrip("0")) <= 7
@@ -94,18 +90,18 @@ def test_never_more_than_seven_digits_and_never_a_negative_zero(
 
 
 @given(finite, st.integers(min_value=1, max_value=9))
-def test_significant_digits_round_trip(value: float, digits: int) -> None:
+def test_significant_digits_round_trip(value, digits):
     written, power = parse(significant(value, digits))
     error = abs(Decimal(written[0]).scaleb(power) - Decimal(repr(value)))
     assert error <= Decimal(repr(abs(value))) * Decimal(10) ** (1 - digits) * Decimal("0.5000001")
 
 
-def test_a_negative_spread_is_refused() -> None:
+def test_a_negative_spread_is_refused():
     with pytest.raises(ValueError, match="spread=-1"):
         with_spread(1.0, -1.0)
 
 
-def test_one_unit_serves_a_whole_column() -> None:
+def test_one_unit_serves_a_whole_column():
     assert memory_scale([0.01, math.nan, 0.9]).unit == "MiB"
     assert memory_scale([0.01, 1.0]).unit == "GiB"
     assert memory_scale([]).factor == 1024

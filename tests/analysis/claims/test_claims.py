@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,29 +29,7 @@ from batchscape.record.tables import load
 BY_ID = {claim.id: claim for claim in CLAIMS}
 SEEDS = (0, 1, 2, 3)
 GRID = [(1, 8, 1), (1, 8, 4), (1, 32, 1), (1, 32, 4)]
-LISTED = [
-    "memory-follows-micro",
-    "accumulation-costs-memory",
-    "rank0-costs-memory",
-    "microstep-time-follows-micro",
-    "micro-before-accumulation",
-    "global-batch-is-free-per-iteration",
-    "fewer-updates-slower-convergence",
-    "decompositions-are-equivalent",
-    "accumulation-equals-large-batch",
-    "too-small-unstable",
-    "too-large-generalises-worse",
-    "learning-rate-grows-with-batch",
-    "large-batch-less-variance",
-    "devices-scale-batch-linearly",
-    "accumulation-4-or-8",
-    "musev-224",
-    "noise-scale-tells-critical-batch",
-    "growing-batch-loses-nothing",
-    "late-switching-beats-early",
-]
-
-Fill = Callable[[Any, bool, Sequence[int], str], None]
+BATCHES = (4, 16, 64)
 
 
 def jitter(seed: int, *what: int, size: float = 1e-3) -> float:
@@ -57,67 +37,49 @@ def jitter(seed: int, *what: int, size: float = 1e-3) -> float:
     return float(1 + size * np.random.default_rng([seed, *what]).normal())
 
 
-def fill_memory(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def memory(holds, seed):
     """Peaks follow the micro-batch, and accumulation adds 1 % or 30 %."""
-    for seed in seeds:
-        for cut in GRID:
-            peak = 1 + 0.1 * cut[1] * (1 + (0.01 if holds else 0.3) * (cut[2] > 1))
-            world.run(cut, seed, hardware=machine, peak_allocated_gib=peak * jitter(seed, *cut))
+    for cut in GRID:
+        peak = 1 + 0.1 * cut[1] * (1 + (0.01 if holds else 0.3) * (cut[2] > 1))
+        yield cut, {"peak_allocated_gib": peak * jitter(seed, *cut)}
 
 
-def fill_gradients(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def gradients(holds, seed):
     """Accumulation adds 5 %, or nothing."""
-    for seed in seeds:
-        for cut in GRID:
-            peak = cut[1] * (1 + (0.05 if holds else 0) * (cut[2] > 1))
-            peak *= jitter(seed, *cut, size=2e-4)
-            world.run(cut, seed, hardware=machine, peak_allocated_gib=peak)
+    for cut in GRID:
+        peak = cut[1] * (1 + (0.05 if holds else 0) * (cut[2] > 1))
+        yield cut, {"peak_allocated_gib": peak * jitter(seed, *cut, size=2e-4)}
 
 
-def fill_ranks(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def first_rank(holds, seed):
     """Rank 0 holds 10 % more, or the same."""
-    for seed in seeds:
-        rank0 = (1.1 if holds else 1.0) * jitter(seed, size=1e-4)
-        world.run((2, 8, 1), seed, hardware=machine, rank0=rank0)
+    yield (2, 8, 1), {"rank0": (1.1 if holds else 1.0) * jitter(seed, size=1e-4)}
 
 
-def fill_microsteps(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def microsteps(holds, seed):
     """A micro-step takes as long as its samples, or 30 % longer under accumulation."""
-    for seed in seeds:
-        for cut in GRID:
-            micro = cut[1] * (1 + (0 if holds else 0.3) * (cut[2] > 1)) * jitter(seed, *cut)
-            world.run(
-                cut,
-                seed,
-                hardware=machine,
-                forward_backward_s=micro * cut[2],
-                step_time_s=micro * cut[2],
-            )
+    for cut in GRID:
+        time = cut[1] * (1 + (0 if holds else 0.3) * (cut[2] > 1)) * jitter(seed, *cut) * cut[2]
+        yield cut, {"forward_backward_s": time, "step_time_s": time}
 
 
-def fill_cuts(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def cuts(holds, seed):
     """Every micro-step costs 20 % of a full micro-batch, or nothing."""
-    for seed in seeds:
-        for cut in [(1, 32, 1), (1, 16, 2), (1, 8, 4)]:
-            time = (32 + (6.4 if holds else 0) * cut[2]) * jitter(seed, *cut)
-            world.run(cut, seed, hardware=machine, step_time_s=time)
+    for cut in [(1, 32, 1), (1, 16, 2), (1, 8, 4)]:
+        yield cut, {"step_time_s": (32 + (6.4 if holds else 0) * cut[2]) * jitter(seed, *cut)}
 
 
-def fill_targets(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def targets(holds, seed):
     """Samples to target follow 1000 + 100 B, or do not depend on B."""
-    for seed in seeds:
-        for steps in (1, 4, 16):
-            samples = (1000 + (100 * steps if holds else 0)) * jitter(seed, steps)
-            world.run((1, 8, steps), seed, hardware=machine, reach=samples)
+    for steps in (1, 4, 16):
+        yield (1, 8, steps), {"reach": (1000 + 100 * steps * holds) * jitter(seed, steps)}
 
 
-def fill_decompositions(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def decompositions(holds, seed):
     """Cuts of 32 end within a ten-thousandth of a nat, or 0.05 apart."""
-    for seed in seeds:
-        for cut in [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]:
-            loss = 2 + 0.1 * seed + (0 if holds else 0.05) * (cut[2] > 1)
-            loss += 1e-4 * (jitter(seed, *cut, size=1) - 1)
-            world.run(cut, seed, hardware=machine, final_eval_loss=loss)
+    for cut in [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]:
+        loss = 2 + 0.1 * seed + (0 if holds else 0.05) * (cut[2] > 1)
+        yield cut, {"final_eval_loss": loss + 1e-4 * (jitter(seed, *cut, size=1) - 1)}
 
 
 def falling(batch: int, samples: int = 1280) -> np.ndarray:
@@ -125,152 +87,135 @@ def falling(batch: int, samples: int = 1280) -> np.ndarray:
     return 1 + 2 * np.exp(-np.arange(0, samples, batch) / 400)
 
 
-def fill_spikes(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def spikes(holds, seed):
     """The smallest batch jumps up by a third for a while, or does not."""
-    for seed in seeds:
-        for batch in (4, 16, 64):
-            curve = falling(batch) * jitter(seed, batch)
-            if holds and batch == 4:
-                curve[200:260] *= 1.3 + 0.02 * seed
-            world.run((1, batch, 1), seed, hardware=machine, curve=curve, final_loss=curve[-1])
+    for batch in BATCHES:
+        curve = falling(batch) * jitter(seed, batch)
+        if holds and batch == 4:
+            curve[200:260] *= 1.3 + 0.02 * seed
+        yield (1, batch, 1), {"curve": curve, "final_loss": curve[-1]}
 
 
-def fill_gaps(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def gaps(holds, seed):
     """Held-out loss is 0.1 above the training loss, and 0.3 for the largest batch, or not."""
-    for seed in seeds:
-        for batch in (4, 16, 64):
-            gap = 0.3 if holds and batch == 64 else 0.1 + 0.0005 * seed
-            curve = falling(batch)
-            held_out = 1 + 2 * np.exp(-np.arange(80, 1281, 80) / 400) + gap * jitter(seed, batch)
-            world.run(
-                (1, batch, 1),
-                seed,
-                hardware=machine,
-                curve=curve,
-                held_out=held_out,
-                final_eval_loss=held_out[-1],
-            )
+    for batch in BATCHES:
+        gap = 0.3 if holds and batch == 64 else 0.1 + 0.0005 * seed
+        held_out = 1 + 2 * np.exp(-np.arange(80, 1281, 80) / 400) + gap * jitter(seed, batch)
+        curves = {"curve": falling(batch), "held_out": held_out}
+        yield (1, batch, 1), {**curves, "final_eval_loss": held_out[-1]}
 
 
-def fill_rates(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def rates(holds, seed):
     """The best rate is 0.001 B, or 0.1 / B, between points of the grid."""
-    for seed in seeds:
-        for batch in (4, 16, 64):
-            best = 1e-3 * batch if holds else 0.1 / batch
-            for rate in 10.0 ** np.arange(-4, 1, 0.5):
-                loss = 2 + np.log(rate / (best * jitter(seed, batch, size=0.05))) ** 2
-                world.run((1, batch, 1), seed, rate=rate, hardware=machine, final_eval_loss=loss)
+    for batch in BATCHES:
+        best = (1e-3 * batch if holds else 0.1 / batch) * jitter(seed, batch, size=0.05)
+        for rate in 10.0 ** np.arange(-4, 1, 0.5):
+            yield (1, batch, 1), {"rate": rate, "final_eval_loss": 2 + np.log(rate / best) ** 2}
 
 
-def fill_noise(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def noise(holds, seed):  # noqa: ARG001
     """The variance of a gradient falls as 1 / B, or grows."""
-    for seed in seeds:
-        for batch in (4, 16, 64):
-            world.run(
-                (1, batch, 1),
-                seed,
-                hardware=machine,
-                noise=8 / batch if holds else 0.05 * batch**0.5,
-                final_loss=1.0,
-            )
+    for batch in BATCHES:
+        variance = 8 / batch if holds else 0.05 * batch**0.5
+        yield (1, batch, 1), {"noise": variance, "final_loss": 1.0}
 
 
-def fill_devices(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def devices(holds, seed):
     """The exchange takes 10 % of a step, or a thousandth."""
-    for seed in seeds:
-        for devices in (1, 2, 4):
-            share = (0.1 if holds else 1e-3) * (devices > 1) * jitter(seed, devices)
-            world.run((devices, 8, 1), seed, hardware=machine, step_time_s=1.0, exchange_s=share)
+    for n in (1, 2, 4):
+        share = (0.1 if holds else 1e-3) * (n > 1) * jitter(seed, n)
+        yield (n, 8, 1), {"step_time_s": 1.0, "exchange_s": share}
 
 
-def fill_typical(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def typical(holds, seed):
     """A step is as fast with 4 as with 1, or 20 % slower."""
-    for seed in seeds:
-        for cut in [(1, 32, 1), (1, 8, 4), (1, 4, 8), (1, 2, 16)]:
-            time = {1: 1.0, 4: 1.0, 8: 1.5, 16: 2.0}[cut[2]] * jitter(seed, *cut)
-            time *= 1.0 if holds or cut[2] == 1 else 1.2
-            world.run(cut, seed, hardware=machine, step_time_s=time)
+    for steps, time in {1: 1.0, 4: 1.0 if holds else 1.2, 8: 1.5, 16: 2.0}.items():
+        yield (1, 32 // steps, steps), {"step_time_s": time * jitter(seed, steps)}
 
 
-def fill_musev(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def musev(holds, seed):
     """16 x 14 x 1 needs more memory, or is 20 % faster at the same peak."""
-    for seed in seeds:
-        for cut in [(16, 7, 2), (16, 14, 1)]:
-            is_other = cut[1] == 14
-            time = (0.8 if is_other else 1.0) * jitter(seed, *cut)
-            peak = 1.5 if is_other and holds else 1.0
-            world.run(cut, seed, hardware=machine, step_time_s=time, peak_allocated_gib=peak)
+    yield (16, 7, 2), {"step_time_s": jitter(seed, 7), "peak_allocated_gib": 1.0}
+    peak = 1.5 if holds else 1.0
+    yield (16, 14, 1), {"step_time_s": 0.8 * jitter(seed, 14), "peak_allocated_gib": peak}
 
 
-def fill_branches(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+def branches(holds, seed):
     """From 512 samples on batches of 33 lose 0.005; the noise scale is 30, or 300."""
+    for batch, rise in {4: 0.0, 8: 0.001, 16: 0.002, 32: 0.0045, 64: 0.02}.items():
+        stages = ((0, 4, 1e-3), (512, batch, 1e-3))[: 1 if batch == 4 else 2]
+        recorded = {
+            "trajectory_id": f"{batch}-{seed}",
+            "curve": np.full(1536 // batch, 2 + rise * jitter(seed, batch, size=0.05)),
+            "planned_samples": 1536,
+            "schedule.name": "constant",
+            "stages": stages,
+        }
+        if batch == 4:
+            recorded["noise_scale"] = (30 if holds else 300) * jitter(seed, 7)
+        yield (1, batch, 1), recorded
+
+
+def ramps(holds, seed):
+    """A ramp within the critical batch loses nothing, or 0.05; climbing early 0.03, or 0.02."""
+    yield from branches(True, seed)
+    late, early = (0.0, 0.03) if holds else (0.05, 0.02)
+    for begins, lost in {(): 0.0, (512, 1024): late, (256, 512): early}.items():
+        batch = 16 if begins else 4
+        stages = ((0, 4, 1e-3), *zip(begins, (8, 16), (1e-3, 1e-3), strict=False))
+        yield (
+            (1, batch, 1),
+            {
+                "trajectory_id": f"{begins}-{seed}",
+                "final_eval_loss": 2 + lost * jitter(seed, batch, *begins, size=0.1),
+                "planned_samples": 2048,
+                "schedule.name": "constant",
+                "stages": stages,
+            },
+        )
+
+
+PLANTED = {
+    "memory-follows-micro": memory,
+    "accumulation-costs-memory": gradients,
+    "rank0-costs-memory": first_rank,
+    "microstep-time-follows-micro": microsteps,
+    "micro-before-accumulation": cuts,
+    "global-batch-is-free-per-iteration": microsteps,
+    "fewer-updates-slower-convergence": targets,
+    "decompositions-are-equivalent": decompositions,
+    "accumulation-equals-large-batch": decompositions,
+    "too-small-unstable": spikes,
+    "too-large-generalises-worse": gaps,
+    "learning-rate-grows-with-batch": rates,
+    "large-batch-less-variance": noise,
+    "devices-scale-batch-linearly": devices,
+    "accumulation-4-or-8": typical,
+    "musev-224": musev,
+    "noise-scale-tells-critical-batch": branches,
+    "growing-batch-loses-nothing": ramps,
+    "late-switching-beats-early": ramps,
+}
+"""Each yields the cuts of the runs of one seed, and what they recorded."""
+LISTED = list(PLANTED)
+
+
+def fill(world: Any, name: str, holds: bool, seeds: Sequence[int] = SEEDS, **more: Any) -> Any:
     for seed in seeds:
-        for batch, rise in {4: 0.0, 8: 0.001, 16: 0.002, 32: 0.0045, 64: 0.02}.items():
-            curve = np.full(1536 // batch, 2 + rise * jitter(seed, batch, size=0.05))
-            stages = ((0, 4, 1e-3), (512, batch, 1e-3))
-            settings = {"planned_samples": 1536, "schedule.name": "constant", "stages": stages}
-            if batch == 4:
-                settings["stages"] = stages[:1]
-            name = f"{machine}-{batch}-{seed}"
-            world.run(
-                (1, batch, 1), seed, hardware=machine, trajectory_id=name, curve=curve, **settings
-            )
-            if batch == 4:
-                scale = (30 if holds else 300) * jitter(seed, 7)
+        for cut, recorded in PLANTED[name](holds, seed):
+            scale = recorded.pop("noise_scale", None)
+            world.run(cut, seed, **recorded, **more)
+            if scale is not None:
                 world.steps[-1] = world.steps[-1].assign(
                     gradient_norm=np.sqrt(1 + scale / 4),
                     small_batch_size=2,
                     small_gradient_square=1 + scale / 2,
                 )
-
-
-def fill_ramps(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
-    """A ramp within the critical batch loses nothing, or 0.05; climbing early 0.03, or 0.02."""
-    fill_branches(world, True, seeds, machine)
-    late, early = (0.0, 0.03) if holds else (0.05, 0.02)
-    for begins, lost in {(): 0.0, (512, 1024): late, (256, 512): early}.items():
-        batch = 16 if begins else 4
-        for seed in seeds:
-            stages = [(0, 4, 1e-3), *zip(begins, (8, 16), (1e-3, 1e-3), strict=False)]
-            world.run(
-                (1, batch, 1),
-                seed,
-                hardware=machine,
-                trajectory_id=f"{machine}-{begins}-{seed}",
-                final_eval_loss=2 + lost * jitter(seed, batch, *begins, size=0.1),
-                planned_samples=2048,
-                stages=tuple(stages),
-                **{"schedule.name": "constant"},
-            )
-
-
-FILL: dict[str, Fill] = {
-    "memory-follows-micro": fill_memory,
-    "accumulation-costs-memory": fill_gradients,
-    "rank0-costs-memory": fill_ranks,
-    "microstep-time-follows-micro": fill_microsteps,
-    "micro-before-accumulation": fill_cuts,
-    "global-batch-is-free-per-iteration": fill_microsteps,
-    "fewer-updates-slower-convergence": fill_targets,
-    "decompositions-are-equivalent": fill_decompositions,
-    "accumulation-equals-large-batch": fill_decompositions,
-    "too-small-unstable": fill_spikes,
-    "too-large-generalises-worse": fill_gaps,
-    "learning-rate-grows-with-batch": fill_rates,
-    "large-batch-less-variance": fill_noise,
-    "devices-scale-batch-linearly": fill_devices,
-    "accumulation-4-or-8": fill_typical,
-    "musev-224": fill_musev,
-    "noise-scale-tells-critical-batch": fill_branches,
-    "growing-batch-loses-nothing": fill_ramps,
-    "late-switching-beats-early": fill_ramps,
-}
+    return world
 
 
 def filled(make: Callable[[], Any], name: str, holds: bool, seeds: Sequence[int] = SEEDS) -> Any:
-    world = make()
-    FILL[name](world, holds, seeds, "Example")
-    return world
+    return fill(make(), name, holds, seeds)
 
 
 def judged(name: str, evidence: Evidence) -> Verdict:
@@ -278,9 +223,8 @@ def judged(name: str, evidence: Evidence) -> Verdict:
     return verdict
 
 
-def test_the_claims() -> None:
+def test_the_claims():
     assert [claim.id for claim in CLAIMS] == LISTED
-    assert set(FILL) == set(LISTED)
     for claim in CLAIMS:
         assert claim.settle.startswith("batchscape sweep sweeps=")
         assert "supported: " in claim.rule
@@ -288,9 +232,7 @@ def test_the_claims() -> None:
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_a_planted_effect_is_found_and_turns_with_its_sign(
-    world: Callable[[], Any], name: str
-) -> None:
+def test_a_planted_effect_is_found_and_turns_with_its_sign(world, name):
     for holds, expected in ((True, "supported"), (False, "contradicted")):
         table = filled(world, name, holds)
         verdict, mixed = (judged(name, table.evidence(order)) for order in (None, (1, 2)))
@@ -315,14 +257,14 @@ def test_a_planted_effect_is_found_and_turns_with_its_sign(
         "accumulation-equals-large-batch",
     ],
 )
-def test_one_seed_settles_nothing(world: Callable[[], Any], name: str) -> None:
+def test_one_seed_settles_nothing(world, name):
     verdict = judged(name, filled(world, name, holds=True, seeds=(0,)).evidence())
     assert verdict.verdict == "not identified"
     assert not verdict.effect.is_identified
     assert verdict.settle == BY_ID[name].settle
 
 
-def test_no_data_settles_nothing(world: Callable[[], Any]) -> None:
+def test_no_data_settles_nothing(world):
     bare = world()
     for seed in SEEDS:
         bare.run((1, 8, 1), seed)
@@ -339,35 +281,14 @@ def test_no_data_settles_nothing(world: Callable[[], Any]) -> None:
     "name",
     ["micro-before-accumulation", "fewer-updates-slower-convergence", "too-small-unstable"],
 )
-def test_machines_are_judged_apart(world: Callable[[], Any], name: str) -> None:
+def test_machines_are_judged_apart(world, name):
     """One claim of each view, which sorts runs into contexts."""
     table = world()
-    FILL[name](table, True, SEEDS, "One")
-    FILL[name](table, False, SEEDS, "Two")
+    fill(table, name, holds=True, hardware="One")
+    fill(table, name, holds=False, hardware="Two")
     verdicts = BY_ID[name].judge(table.evidence())
     answers = {verdict.context.split(",")[0]: verdict.verdict for verdict in verdicts}
     assert answers == {"One": "supported", "Two": "contradicted"}
-
-
-def test_a_model_that_follows_from_the_batch_is_another_context(world: Callable[[], Any]) -> None:
-    table = world()
-    for seed in SEEDS:
-        for batch, model in ((8, "gpt"), (32, "mlp")):
-            table.run(
-                (1, batch, 1),
-                seed,
-                reach=1000 * batch * jitter(seed, batch),
-                **{"model.name": model},
-            )
-    assert judged("fewer-updates-slower-convergence", table.evidence()).n_runs == 0
-
-
-def test_times_that_are_not_valid_do_not_count(world: Callable[[], Any]) -> None:
-    table = filled(world, "micro-before-accumulation", holds=True)
-    for row in table.runs:
-        row["launch.timing_valid"] = False
-    verdict = judged("micro-before-accumulation", table.evidence())
-    assert verdict.verdict == "not identified"
 
 
 COMMAND = "batchscape sweep sweeps=mine seed=0,1 launcher.concurrent_runs=2"
@@ -379,8 +300,8 @@ MINE = {
 
 
 def test_what_lacks_nothing_but_times_is_measured_again_by_its_own_sweep(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     table = filled(world, "micro-before-accumulation", holds=True)
     for row in table.runs:
         row.update(MINE, sweep_dir="out/mine", timing_repeat=4)
@@ -399,20 +320,7 @@ def test_what_lacks_nothing_but_times_is_measured_again_by_its_own_sweep(
     assert (other.is_own, other.settle) == (False, BY_ID["musev-224"].settle)
 
 
-def test_times_of_unequal_cuts_would_settle_nothing(world: Callable[[], Any]) -> None:
-    """The micro-batch grows with the batch: it takes other cuts, and no times of these."""
-    table = world()
-    for seed in SEEDS:
-        for batch, least in ((8, 1000), (64, 3000)):
-            table.run((1, batch, 1), seed, reach=least * jitter(seed, batch), **MINE)
-    verdict = judged("fewer-updates-slower-convergence", table.evidence())
-    assert verdict.verdict == "not identified"
-    assert not verdict.is_own
-    assert str(verdict.settle).startswith(BY_ID["fewer-updates-slower-convergence"].settle)
-    assert "Of samples, not of time, it is: ratio 3.00" in verdict.explanation
-
-
-def test_more_seeds_are_added_to_the_sweep_at_hand(world: Callable[[], Any]) -> None:
+def test_more_seeds_are_added_to_the_sweep_at_hand(world):
     table = world()
     for cut in [(1, 32, 1), (1, 8, 4)]:
         table.run(cut, 0, step_time_s=float(cut[2]), **{"launch.command": COMMAND})
@@ -425,7 +333,7 @@ def test_more_seeds_are_added_to_the_sweep_at_hand(world: Callable[[], Any]) -> 
     ]
 
 
-def test_censored_runs_bound_the_effect_from_below(world: Callable[[], Any]) -> None:
+def test_censored_runs_bound_the_effect_from_below(world):
     table = world()
     for seed in SEEDS:
         table.run((1, 8, 1), seed, reach=1000 * jitter(seed, 1))
@@ -434,28 +342,28 @@ def test_censored_runs_bound_the_effect_from_below(world: Callable[[], Any]) -> 
     assert verdict.verdict == "supported"
     assert verdict.effect.high == np.inf
     assert verdict.effect.value == pytest.approx(1000, rel=0.01)
+    assert verdict.effect.definition.startswith("ratio of the samples")
+    assert "in samples, for lack of valid times" in verdict.explanation
 
 
 @pytest.mark.parametrize("valid", [True, False])
-def test_batches_that_differ_in_their_micro_batch_are_not_held_against_each_other(
-    world: Callable[[], Any], valid: bool
-) -> None:
+def test_batches_that_differ_in_their_micro_batch_are_not_held_against_each_other(world, valid):
     """The micro-batch grows with the batch: a time may be that of the cut, a sample is none."""
     table = world()
-    settings = {"launch.timing_valid": valid, "launch.timing_invalid_reason": "packed"}
     for seed in SEEDS:
         for batch, least in ((8, 1000), (64, 3000)):
             samples = least * jitter(seed, batch)
-            more = {"reach_s": samples} if valid else {}
-            table.run((1, batch, 1), seed, reach=samples, **more, **settings)
+            more = {"reach_s": samples} if valid else MINE
+            table.run((1, batch, 1), seed, reach=samples, **more)
     verdict = judged("fewer-updates-slower-convergence", table.evidence())
     assert verdict.verdict == "not identified"
     assert not verdict.effect.is_identified
     assert "Of samples, not of time, it is: ratio 3.00" in verdict.explanation
-    assert "launcher.concurrent_runs=1" in verdict.settle
+    assert not verdict.is_own, "it takes other cuts, and no times of these"
+    assert verdict.settle.startswith(BY_ID["fewer-updates-slower-convergence"].settle)
 
 
-def test_times_at_one_micro_batch_decide(world: Callable[[], Any]) -> None:
+def test_times_at_one_micro_batch_decide(world):
     """Three times the samples, and a time a sample of a tenth: the largest batch is faster."""
     for cost, expected, ratio in ((1.0, "supported", 3.0), (0.1, "contradicted", 0.3)):
         table = world()
@@ -463,36 +371,16 @@ def test_times_at_one_micro_batch_decide(world: Callable[[], Any]) -> None:
             for steps, least, time in ((1, 1000, 1.0), (8, 3000, cost)):
                 samples = least * jitter(seed, steps)
                 table.run((1, 8, steps), seed, reach=samples, reach_s=samples * time)
-            # Faster than all, by its micro-batch: it has no part in it.
+            # Faster than all, by its micro-batch; untimed, on other devices: no part in it.
             table.run((1, 64, 1), seed, reach=3000.0, reach_s=1.0)
+            table.run((4, 8, 2), seed, reach=3000.0, **{"launch.timing_valid": False})
         verdict = judged("fewer-updates-slower-convergence", table.evidence())
         assert verdict.verdict == expected
         assert verdict.effect.value == pytest.approx(ratio, rel=0.01)
         assert verdict.effect.definition.startswith("ratio of the time to a loss of 2")
 
 
-def test_samples_at_one_micro_batch_are_said_to_be_samples(world: Callable[[], Any]) -> None:
-    table = filled(world, "fewer-updates-slower-convergence", holds=True)
-    verdict = judged("fewer-updates-slower-convergence", table.evidence())
-    assert "in samples, for lack of valid times" in verdict.explanation
-    assert "ratio of the samples" in verdict.effect.definition
-
-
-def test_times_on_as_many_devices_count_although_other_cuts_have_none(
-    world: Callable[[], Any],
-) -> None:
-    table = world()
-    for seed in SEEDS:
-        for batch, least in ((8, 1000), (64, 3000)):
-            samples = least * jitter(seed, batch)
-            table.run((1, 8, batch // 8), seed, reach=samples, reach_s=samples / 10)
-        table.run((4, 8, 2), seed, reach=3000.0, **{"launch.timing_valid": False})
-    verdict = judged("fewer-updates-slower-convergence", table.evidence())
-    assert verdict.verdict == "supported"
-    assert verdict.effect.definition.startswith("ratio of the time to a loss of 2")
-
-
-def test_smaller_batches_share_the_level(world: Callable[[], Any]) -> None:
+def test_smaller_batches_share_the_level(world):
     """One of four, tested alone, would tell; Bonferroni over them leaves it open."""
     apart = np.array([0.117, 0.145, 0.173])
     assert stats.t.interval(0.95, 2, apart.mean(), stats.sem(apart))[0] > np.log(1.05)
@@ -506,7 +394,7 @@ def test_smaller_batches_share_the_level(world: Callable[[], Any]) -> None:
     assert verdict.effect.n == 3
 
 
-def test_a_batch_that_shares_no_seed_leaves_the_claim_open(world: Callable[[], Any]) -> None:
+def test_a_batch_that_shares_no_seed_leaves_the_claim_open(world):
     """It ran with other seeds, and might turn the answer."""
     for others in ((), (5, 6, 7)):
         table = world()
@@ -522,8 +410,8 @@ def test_a_batch_that_shares_no_seed_leaves_the_claim_open(world: Callable[[], A
 
 
 def test_a_variance_that_the_records_only_divide_by_the_batch_is_not_measured(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     table = filled(world, "large-batch-less-variance", holds=True)
     for number, frame in enumerate(table.steps):
         # tr(S) of the records is 8 for every batch, so that tr(S)/B falls as 1/B; the norms do not.
@@ -536,7 +424,7 @@ def test_a_variance_that_the_records_only_divide_by_the_batch_is_not_measured(
     assert "tr(S)/B puts the 1/B in" in verdict.explanation
 
 
-def test_a_steady_drift_of_the_gradient_is_no_variance(world: Callable[[], Any]) -> None:
+def test_a_steady_drift_of_the_gradient_is_no_variance(world):
     plain, drifting = (filled(world, "large-batch-less-variance", holds=True) for _ in range(2))
     for frame in drifting.steps:
         frame["gradient_norm"] += 1e-3 * frame["samples"]
@@ -554,7 +442,7 @@ def test_a_steady_drift_of_the_gradient_is_no_variance(world: Callable[[], Any])
         "too-large-generalises-worse",
     ],
 )
-def test_several_margins_leave_no_verdict(world: Callable[[], Any], name: str) -> None:
+def test_several_margins_leave_no_verdict(world, name):
     table = filled(world, name, holds=True)
     for number, row in enumerate(table.runs):
         row["measure.equivalence_margin"] = 0.005 if number % 2 else 0.01
@@ -566,7 +454,7 @@ def test_several_margins_leave_no_verdict(world: Callable[[], Any], name: str) -
 @pytest.mark.parametrize(
     "name", ["decompositions-are-equivalent", "accumulation-equals-large-batch"]
 )
-def test_runs_that_depend_on_their_cut_are_left_out(world: Callable[[], Any], name: str) -> None:
+def test_runs_that_depend_on_their_cut_are_left_out(world, name):
     table = filled(world, name, holds=True)
     for seed in SEEDS:
         table.run((1, 4, 8), seed, final_eval_loss=9.0, not_invariant="dropout 0.1")
@@ -574,14 +462,9 @@ def test_runs_that_depend_on_their_cut_are_left_out(world: Callable[[], Any], na
     assert verdict.verdict == "supported"
     assert "4 runs are left out" in verdict.explanation
     assert "(dropout 0.1)" in verdict.explanation
-    for row in table.runs:
-        row["not_invariant"] = "BatchNorm"
-    verdict = judged(name, table.evidence())
-    assert verdict.verdict == "not identified"
-    assert "BatchNorm" in verdict.explanation
 
 
-def test_divergence_and_rises_share_the_level(world: Callable[[], Any]) -> None:
+def test_divergence_and_rises_share_the_level(world):
     table = world()
     for seed in range(6):
         for batch in (4, 16, 64):
@@ -594,13 +477,13 @@ def test_divergence_and_rises_share_the_level(world: Callable[[], Any]) -> None:
     assert verdict.verdict == "not identified"
 
 
-def test_the_proportion_of_the_batch_is_by_definition(world: Callable[[], Any]) -> None:
+def test_the_proportion_of_the_batch_is_by_definition(world):
     table = filled(world, "devices-scale-batch-linearly", holds=True)
     verdict = judged("devices-scale-batch-linearly", table.evidence())
     assert "by definition" in verdict.explanation
 
 
-def test_one_slow_place_of_many_may_be_chance(world: Callable[[], Any]) -> None:
+def test_one_slow_place_of_many_may_be_chance(world):
     def table(places: int) -> Verdict:
         made = world()
         for seed in SEEDS:
@@ -615,7 +498,7 @@ def test_one_slow_place_of_many_may_be_chance(world: Callable[[], Any]) -> None:
     assert table(20).verdict == "not identified"
 
 
-def test_diverged_runs_show_instability(world: Callable[[], Any]) -> None:
+def test_diverged_runs_show_instability(world):
     table = world()
     for seed in range(6):
         for batch in (4, 16, 64):
@@ -629,8 +512,8 @@ def test_diverged_runs_show_instability(world: Callable[[], Any]) -> None:
 
 
 def test_seeds_that_all_diverge_show_instability_and_cuts_do_not_multiply_them(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     def table(seeds: int) -> Any:
         made = world()
         for seed in range(seeds):
@@ -651,7 +534,7 @@ def test_seeds_that_all_diverge_show_instability_and_cuts_do_not_multiply_them(
 @pytest.mark.parametrize(
     "name", ["decompositions-are-equivalent", "accumulation-equals-large-batch"]
 )
-def test_a_cut_that_alone_diverged_is_not_equivalent(world: Callable[[], Any], name: str) -> None:
+def test_a_cut_that_alone_diverged_is_not_equivalent(world, name):
     table = filled(world, name, holds=True)
     cut = {"data_parallel_size": 1, "gradient_accumulation_steps": 4}
     lone = next(row for row in table.runs if cut.items() <= row.items())
@@ -662,8 +545,8 @@ def test_a_cut_that_alone_diverged_is_not_equivalent(world: Callable[[], Any], n
 
 
 def test_a_cut_that_diverged_against_another_than_the_reference_is_not_equivalent(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     """On the last seed the reference failed, one other cut diverged, and one completed."""
     table = world()
     for seed in SEEDS:
@@ -685,9 +568,7 @@ def test_a_cut_that_diverged_against_another_than_the_reference_is_not_equivalen
 @pytest.mark.parametrize(
     "name", ["decompositions-are-equivalent", "accumulation-equals-large-batch"]
 )
-def test_a_reference_that_always_diverged_is_said(
-    world: Callable[[], Any], name: str, others: list[tuple[int, int, int]]
-) -> None:
+def test_a_reference_that_always_diverged_is_said(world, name, others):
     table = world()
     for seed in SEEDS[:3]:
         table.run((1, 32, 1), seed, status="diverged")
@@ -702,7 +583,7 @@ def test_a_reference_that_always_diverged_is_said(
     assert ("Farthest of 1: difference 0 [0, 0]" in verdict.explanation) == is_compared
 
 
-def test_repeats_of_a_trajectory_are_averaged(world: Callable[[], Any]) -> None:
+def test_repeats_of_a_trajectory_are_averaged(world):
     table = world()
     for seed in SEEDS:
         table.run((1, 32, 1), seed, final_eval_loss=1.0)
@@ -715,7 +596,7 @@ def test_repeats_of_a_trajectory_are_averaged(world: Callable[[], Any]) -> None:
         assert (verdict.effect.n, verdict.n_runs) == (4, 12)
 
 
-def test_a_loss_that_was_infinite_once_makes_no_rise(world: Callable[[], Any]) -> None:
+def test_a_loss_that_was_infinite_once_makes_no_rise(world):
     for place in (0, 100):
         table = filled(world, "too-small-unstable", holds=True)
         table.steps[0].loc[place, "loss"] = np.inf
@@ -725,7 +606,7 @@ def test_a_loss_that_was_infinite_once_makes_no_rise(world: Callable[[], Any]) -
         assert verdict.effect.n == len(SEEDS)
 
 
-def test_runs_without_a_value_are_not_behind_a_verdict(world: Callable[[], Any]) -> None:
+def test_runs_without_a_value_are_not_behind_a_verdict(world):
     """Another cut of the smallest batch has no curve, so that it has no rise."""
     table = filled(world, "too-small-unstable", holds=True)
     for seed in SEEDS:
@@ -737,7 +618,7 @@ def test_runs_without_a_value_are_not_behind_a_verdict(world: Callable[[], Any])
     assert found.n_runs == 2 * len(SEEDS)
 
 
-def test_what_lacks_pairs_along_the_global_batch_is_called_so(world: Callable[[], Any]) -> None:
+def test_what_lacks_pairs_along_the_global_batch_is_called_so(world):
     table = world()
     for seed in SEEDS:
         for micro in (8, 32):
@@ -754,9 +635,7 @@ def test_what_lacks_pairs_along_the_global_batch_is_called_so(world: Callable[[]
         ("accumulation-equals-large-batch", False),
     ],
 )
-def test_two_seeds_settle_nothing_but_equivalence(
-    world: Callable[[], Any], name: str, holds: bool
-) -> None:
+def test_two_seeds_settle_nothing_but_equivalence(world, name, holds):
     verdict = judged(name, filled(world, name, holds, seeds=SEEDS[:2]).evidence())
     assert "[" not in verdict.explanation
     if name in {"decompositions-are-equivalent", "accumulation-equals-large-batch"}:
@@ -771,17 +650,9 @@ def test_two_seeds_settle_nothing_but_equivalence(
         assert "(n = 2; 3 needed)" in verdict.explanation
 
 
-def test_a_cut_with_one_seed_leaves_all_cuts_open(world: Callable[[], Any]) -> None:
-    table = filled(world, "decompositions-are-equivalent", holds=True)
-    table.run((1, 16, 2), 0, final_eval_loss=9.0)
-    verdict = judged("decompositions-are-equivalent", table.evidence())
-    assert verdict.verdict == "not identified"
-    assert "1 has fewer than 2 pairs of runs and no part in it" in verdict.explanation
-
-
 def test_the_allocator_does_not_speak_against_memory_of_the_first_device(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     for holds, expected in ((True, "supported"), (False, "not identified")):
         table = filled(world, "rank0-costs-memory", holds)
         for row in table.ranks:
@@ -793,14 +664,14 @@ def test_the_allocator_does_not_speak_against_memory_of_the_first_device(
         assert ("cannot speak against" in verdict.explanation) == (not holds)
 
 
-def test_more_devices_than_16_do_not_beat_musev(world: Callable[[], Any]) -> None:
+def test_more_devices_than_16_do_not_beat_musev(world):
     table = filled(world, "musev-224", holds=True)
     for seed in SEEDS:
         table.run((32, 7, 1), seed, step_time_s=1e-3, peak_allocated_gib=1e-3)
     assert judged("musev-224", table.evidence()).verdict == "supported"
 
 
-def test_one_epoch_cannot_show_a_generalisation_gap(world: Callable[[], Any]) -> None:
+def test_one_epoch_cannot_show_a_generalisation_gap(world):
     table = filled(world, "too-large-generalises-worse", holds=True)
     for row in table.runs:
         row["train_samples"] = 10_000.0
@@ -809,7 +680,7 @@ def test_one_epoch_cannot_show_a_generalisation_gap(world: Callable[[], Any]) ->
     assert "0.13 times" in verdict.explanation
 
 
-def test_an_open_interval_asks_for_more_seeds(world: Callable[[], Any]) -> None:
+def test_an_open_interval_asks_for_more_seeds(world):
     table = world()
     for seed in (0, 1, 2):
         for cut in [(1, 32, 1), (1, 8, 4)]:
@@ -820,24 +691,14 @@ def test_an_open_interval_asks_for_more_seeds(world: Callable[[], Any]) -> None:
     assert verdict.settle.endswith("seed=0,1,2,3,4,5,6,7,8,9")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.05, 2.0])
-@pytest.mark.parametrize("what", ["steps_to_target", "final_eval_loss"])
-def test_the_exponent_of_a_claim_is_that_of_the_report(
-    world: Callable[[], Any], what: str, noise: float
-) -> None:
+def test_the_exponent_of_a_claim_is_that_of_the_report(world, noise):
     table = world()
     for seed in SEEDS:
-        for batch in (4, 8, 16, 64):
+        for batch in (4, 8, 16, 64, 4096):  # the last one's best rate is beyond the grid
             for rate in 10.0 ** np.arange(-4, 1, 0.5):
                 far = np.log(rate / (1e-3 * batch * jitter(seed, batch, size=noise / 10))) ** 2
-                more = {"reach": 1000 * np.exp(far)} if what == "steps_to_target" else {}
-                table.run((1, batch, 1), seed, rate=rate, final_eval_loss=2 + far, **more)
-    for row in table.reaches:
-        row.update(
-            {name: run[name] for run in table.runs if run["run_id"] == row["run_id"]
-             for name in ("global_batch_size", "learning_rate", "seed")}
-        )  # fmt: skip
+                table.run((1, batch, 1), seed, rate=rate, final_eval_loss=2 + far)
     evidence = table.evidence()
     verdict = judged("learning-rate-grows-with-batch", evidence)
     section = learning_rate_section(evidence.reaches, final_losses(evidence.cells.runs))
@@ -845,46 +706,16 @@ def test_the_exponent_of_a_claim_is_that_of_the_report(
     assert verdict.effect.is_identified
     assert verdict.effect.text() == expected.text()
     assert (verdict.effect.n, verdict.effect.method) == (expected.n, expected.method)
-    assert f"Exponent {expected.text(2)} " in verdict.explanation
-    assert expected.text(2) in section.answer[0]
+    assert (verdict.effect.n, verdict.n_runs) == (4, 4 * 10 * len(SEEDS))
 
 
-def test_a_batch_with_its_best_rate_at_the_edge_is_left_out(world: Callable[[], Any]) -> None:
-    table = world()
-    rates = 10.0 ** np.arange(-4, 0.1, 0.25)
-    for seed in SEEDS:
-        for batch in (4, 8, 16, 32, 64, 4096):
-            for rate in rates:
-                loss = 2 + np.log(rate / (1e-3 * batch * jitter(seed, batch, size=0.05))) ** 2
-                table.run((1, batch, 1), seed, rate=rate, final_eval_loss=loss)
-    verdict = judged("learning-rate-grows-with-batch", table.evidence())
-    assert verdict.verdict == "supported"
-    assert verdict.effect.n == 5
-    assert "B = 4096: not identified: the highest" in verdict.explanation
-    assert verdict.n_runs == 5 * len(rates) * len(SEEDS)
-
-
-def test_two_batches_have_no_exponent(world: Callable[[], Any]) -> None:
-    table = filled(world, "learning-rate-grows-with-batch", holds=True)
-    table.runs = [row for row in table.runs if row["global_batch_size"] < 64]
-    verdict = judged("learning-rate-grows-with-batch", table.evidence())
-    assert verdict.verdict == "not identified"
-    assert (
-        "2 global batches have an optimum bounded on both sides by worse rates, 3 needed"
-        in verdict.explanation
-    )
-
-
-def test_the_command_is_for_the_data_at_hand(world: Callable[[], Any]) -> None:
+def test_the_command_is_for_the_data_at_hand(world):
     table = world()
     for seed in SEEDS:
         table.run((1, 8, 1), seed, **{"data.name": "digits"})
     settle = {v.claim.id: v.settle for v in judge_claims(table.evidence())}
     on_digits = "batchscape sweep sweeps=learning_rate_digits"
     assert settle["learning-rate-grows-with-batch"] == on_digits
-    assert settle["large-batch-less-variance"].endswith("sweeps=vary_global_batch_digits")
-    equivalence = settle["decompositions-are-equivalent"]
-    assert equivalence == "batchscape sweep sweeps=fixed_global_batch_digits"
     assert settle["musev-224"].endswith("sweeps=musev_224")
 
 
@@ -893,7 +724,7 @@ def test_the_command_is_for_the_data_at_hand(world: Callable[[], Any]) -> None:
     "command",
     sorted({claim.settle_on([name]) for claim in CLAIMS for name in ("stdlib", "digits")}),
 )
-def test_the_command_that_settles_it_is_a_plan(command: str) -> None:
+def test_the_command_that_settles_it_is_a_plan(command):
     def prepare(config: Data) -> DataIdentity:
         return DataIdentity(config.name, "nowhere", 100_000, 10_000, 256, task="next_token")
 
@@ -904,7 +735,7 @@ def test_the_command_that_settles_it_is_a_plan(command: str) -> None:
     assert len({spec.geometry for spec in specs}) > 1
 
 
-def test_the_judgement_of_real_folders(build: Callable[..., Any]) -> None:
+def test_the_judgement_of_real_folders(build):
     tables = load(build().fork().path)
     evidence = Evidence(find_cells(tables.runs), tables.steps, tables.evals, tables.ranks)
     verdicts = {verdict.claim.id: verdict for verdict in judge_claims(evidence)}
@@ -915,7 +746,7 @@ def test_the_judgement_of_real_folders(build: Callable[..., Any]) -> None:
     assert verdicts["musev-224"].verdict == "not identified"
 
 
-def test_reaches_without_their_columns_are_refused(world: Callable[[], Any]) -> None:
+def test_reaches_without_their_columns_are_refused(world):
     table = filled(world, "fewer-updates-slower-convergence", holds=True)
     for row in table.reaches:
         del row["outcome"]
@@ -923,20 +754,21 @@ def test_reaches_without_their_columns_are_refused(world: Callable[[], Any]) -> 
         table.evidence()
 
 
+MICRO, STEPS = operator.itemgetter(1), operator.itemgetter(2)
 LEVEL_OF: dict[str, Callable[[Sequence[int]], object]] = {
-    "memory-follows-micro": lambda cut: cut[1],
-    "accumulation-costs-memory": lambda cut: cut[2],
-    "microstep-time-follows-micro": lambda cut: cut[1],
-    "micro-before-accumulation": lambda cut: cut[2],
-    "global-batch-is-free-per-iteration": lambda cut: cut[2],
-    "fewer-updates-slower-convergence": lambda cut: cut[0] * cut[1] * cut[2],
+    "memory-follows-micro": MICRO,
+    "accumulation-costs-memory": STEPS,
+    "microstep-time-follows-micro": MICRO,
+    "micro-before-accumulation": STEPS,
+    "global-batch-is-free-per-iteration": STEPS,
+    "fewer-updates-slower-convergence": math.prod,
     "decompositions-are-equivalent": tuple,
-    "accumulation-equals-large-batch": lambda cut: cut[2],
-    "too-small-unstable": lambda cut: cut[0] * cut[1] * cut[2],
-    "too-large-generalises-worse": lambda cut: cut[0] * cut[1] * cut[2],
-    "learning-rate-grows-with-batch": lambda cut: cut[0] * cut[1] * cut[2],
-    "large-batch-less-variance": lambda cut: cut[0] * cut[1] * cut[2],
-    "accumulation-4-or-8": lambda cut: cut[2],
+    "accumulation-equals-large-batch": STEPS,
+    "too-small-unstable": math.prod,
+    "too-large-generalises-worse": math.prod,
+    "learning-rate-grows-with-batch": math.prod,
+    "large-batch-less-variance": math.prod,
+    "accumulation-4-or-8": STEPS,
     "musev-224": tuple,
 }
 """What of a cut a claim is about: the factor that is compared."""
@@ -1025,18 +857,15 @@ CONFOUNDED = [
 
 
 @pytest.mark.parametrize(("name", "confounder"), sorted(set(CONFOUNDED)))
-def test_a_confounded_claim_is_not_identified(
-    world: Callable[[], Any], name: str, confounder: str
-) -> None:
-    table = confound(world(), name, confounder)
-    FILL[name](table, True, SEEDS, "Example")
+def test_a_confounded_claim_is_not_identified(world, name, confounder):
+    table = fill(confound(world(), name, confounder), name, holds=True)
     verdicts = BY_ID[name].judge(table.evidence())
     assert {verdict.verdict for verdict in verdicts} == {"not identified"}
 
 
 def test_a_rate_that_a_rule_makes_for_each_batch_confounds_nothing(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     """One rate was set, and the rule is a setting that all runs share."""
     table = filled(world, "large-batch-less-variance", holds=True)
     for row in table.runs:
@@ -1045,8 +874,8 @@ def test_a_rate_that_a_rule_makes_for_each_batch_confounds_nothing(
 
 
 def test_a_ratio_between_unequal_micro_batches_is_not_that_of_the_batch(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     """1 x 8 x 16 at 128 takes 3.18 times as long as 1 x 32 x 1 at 32; as 1 x 8 x 4 1.15 times."""
     table = world()
     for seed in SEEDS:
@@ -1057,19 +886,3 @@ def test_a_ratio_between_unequal_micro_batches_is_not_that_of_the_batch(
     assert verdict.verdict == "not identified"
     assert verdict.effect.low < 1 < verdict.effect.high < 3.18
     assert "global batch 128 against 32" in verdict.effect.definition
-
-
-def test_optima_known_to_a_factor_of_two_support_no_growth(world: Callable[[], Any]) -> None:
-    """The best rate is the last before a wall, on grids that follow the root of the batch."""
-    table = world()
-    for seed in SEEDS:
-        for power in range(5):
-            for place in range(4):
-                rate = 0.01 * 2 ** (place + power / 2)
-                loss = 3 - place + jitter(seed, power, place)
-                ended = {"status": "diverged"} if place == 3 else {"final_eval_loss": loss}
-                table.run((1, 8 * 2**power, 1), seed, rate=rate, **ended)
-    verdict = judged("learning-rate-grows-with-batch", table.evidence())
-    assert verdict.verdict == "not identified"
-    assert verdict.effect.value == pytest.approx(0.5)
-    assert (verdict.effect.low, verdict.effect.high) == pytest.approx((-0.1, 1.1))

@@ -25,11 +25,6 @@ NUMBERS = st.lists(
     min_size=1,
     max_size=4,
 )
-TURNED = {
-    "supported": "contradicted",
-    "contradicted": "supported",
-    "not identified": "not identified",
-}
 
 
 def contrasts(*values: list[float]) -> list[Contrast]:
@@ -52,12 +47,11 @@ def all_within(values: list[Contrast], margin: float, fewest: int = 3) -> Decisi
 
 
 def decided(decision: Decision | None) -> str:
-    assert decision is not None
     return decision.answer
 
 
 @given(st.lists(st.floats(-2, 2), min_size=3, max_size=8, unique=True), st.floats(0.05, 2))
-def test_one_difference_agrees_with_scipy_and_statsmodels(values: list[float], edge: float) -> None:
+def test_one_difference_agrees_with_scipy_and_statsmodels(values, edge):
     sample = np.array(values)
     if np.ptp(sample) < 1e-6:
         return
@@ -77,40 +71,18 @@ def test_one_difference_agrees_with_scipy_and_statsmodels(values: list[float], e
         assert is_within == (p_tost < 0.05)
 
 
-@given(NUMBERS, st.floats(-1, 1))
-def test_all_and_any_turn_into_each_other_with_the_sign(
-    values: list[list[float]], threshold: float
-) -> None:
-    turned = [[-x for x in differences] for differences in values]
-    above = decided(all_above(contrasts(*values), threshold))
-    assert decided(any_above(contrasts(*turned), -threshold)) == TURNED[above]
-
-
 @given(NUMBERS, st.floats(0.01, 2), st.floats(0.01, 2))
-def test_a_wider_margin_never_takes_support_away(
-    values: list[list[float]], margin: float, more: float
-) -> None:
+def test_a_wider_margin_never_takes_support_away(values, margin, more):
     narrow = decided(all_within(contrasts(*values), margin))
     wide = decided(all_within(contrasts(*values), margin + more))
     assert narrow != "supported" or wide == "supported"
     assert wide != "contradicted" or narrow == "contradicted"
 
 
-@given(NUMBERS, st.permutations(range(4)))
-def test_the_order_of_comparisons_does_not_matter(
-    values: list[list[float]], order: list[int]
-) -> None:
-    mixed = [values[n] for n in order if n < len(values)]
-    for question in (all_above, all_within, any_above):
-        assert decided(question(contrasts(*values), 0.3)) == decided(
-            question(contrasts(*mixed), 0.3)
-        )
-
-
 @pytest.mark.parametrize("values", [[1.0], [1.0, 1.0]])
 def test_below_three_pairs_nothing_is_decided_but_equivalence_on_request(
-    values: list[float],
-) -> None:
+    values,
+):
     assert all_above(contrasts(values), 0) is None
     assert all_within(contrasts(values), 9) is None
     assert any_above(contrasts(values), 0) is None
@@ -119,12 +91,12 @@ def test_below_three_pairs_nothing_is_decided_but_equivalence_on_request(
     assert equivalence is None if len(values) < 2 else decided(equivalence) == "supported"
 
 
-def test_differences_without_spread_are_settled() -> None:
+def test_differences_without_spread_are_settled():
     assert decided(all_within(contrasts([0.0, 0.0, 0.0]), 1e-9)) == "supported"
     assert decided(all_above(contrasts([0.1, 0.1, 0.1]), 0)) == "supported"
 
 
-def test_bounds_support_but_never_contradict() -> None:
+def test_bounds_support_but_never_contradict():
     bounded = [Contrast("c", np.array([-1.0, -1.1, -0.9]), ("r",), bounds_below=True)]
     assert decided(any_above(bounded, 0)) == "not identified"
     assert decided(any_above(bounded, -3)) == "supported"
@@ -133,7 +105,7 @@ def test_bounds_support_but_never_contradict() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 10])
 @pytest.mark.parametrize("count", [1, 4])
-def test_wrong_verdicts_stay_below_five_percent(n: int, count: int) -> None:
+def test_wrong_verdicts_stay_below_five_percent(n, count):
     """At the edge of each rule: 1000 sweeps, one comparison there and the others well inside."""
     rng = np.random.default_rng(7)
     wrong = {"above": 0, "within": 0, "any": 0, "not above": 0}
@@ -150,7 +122,7 @@ def test_wrong_verdicts_stay_below_five_percent(n: int, count: int) -> None:
     assert max(wrong.values()) < 1000 * 0.071, wrong
 
 
-def test_what_has_one_pair_is_neither_all_nor_none() -> None:
+def test_what_has_one_pair_is_neither_all_nor_none():
     sure, single = [0.0, 0.001, -0.001], [7.0]
     assert decided(all_within(contrasts(sure), 1.0)) == "supported"
     assert decided(all_within(contrasts(sure, single), 1.0)) == "not identified"
@@ -160,7 +132,7 @@ def test_what_has_one_pair_is_neither_all_nor_none() -> None:
     assert decided(all_within(contrasts([3.0, 3.1, 3.2], single), 1.0)) == "contradicted"
 
 
-def test_several_ways_and_places_share_the_level() -> None:
+def test_several_ways_and_places_share_the_level():
     spread = [-0.15, 0.0, 0.0, 0.15]
     above = contrasts([1.25 + x for x in spread])
     assert decided(all_above(above, 1.0)) == "supported"
@@ -171,19 +143,17 @@ def test_several_ways_and_places_share_the_level() -> None:
 
 
 @given(NUMBERS, st.floats(-1, 1))
-def test_below_is_above_with_the_sign_turned(values: list[list[float]], threshold: float) -> None:
+def test_below_is_above_with_the_sign_turned(values, threshold):
     turned = contrasts(*([-x for x in sides] for sides in values))
     one, other = (
         every([test(contrast, sign * threshold) for contrast in sides])()
         for test, sides, sign in ((below, contrasts(*values), 1), (above, turned, -1))
     )
     assert decided(one) == decided(other)
-    assert one is not None
-    assert other is not None
     assert one.deciding.values.tolist() == (-other.deciding.values).tolist()
 
 
-def test_every_place_needs_some_way_to_hold() -> None:
+def test_every_place_needs_some_way_to_hold():
     good, bad, open_ = ([x + off for x in (-0.01, 0.0, 0.01)] for off in (1.0, -1.0, 0.001))
 
     def asked(*places: list[list[float]]) -> str:
@@ -197,7 +167,7 @@ def test_every_place_needs_some_way_to_hold() -> None:
 
 
 @pytest.mark.slow
-def test_the_fastest_of_several_is_not_chosen_on_the_data_that_test_it() -> None:
+def test_the_fastest_of_several_is_not_chosen_on_the_data_that_test_it():
     """Eight cuts alike against one slower by the threshold: choosing the fastest errs in 10 %."""
     rng, threshold, n = np.random.default_rng(7), float(np.log(1.05)), 400
     false = supported = chosen = 0
@@ -213,7 +183,7 @@ def test_the_fastest_of_several_is_not_chosen_on_the_data_that_test_it() -> None
     assert supported / n > 0.9
 
 
-def test_every_contradicts_at_the_level_over_its_comparisons() -> None:
+def test_every_contradicts_at_the_level_over_its_comparisons():
     """A mean between the t-intervals of one comparison and of two, by their closed form."""
     spread = np.array([-1.0, 0.0, 1.0])
     halves = [stats.t.ppf(1 - 0.05 / (2 * count), 2) / 3**0.5 for count in (1, 2)]

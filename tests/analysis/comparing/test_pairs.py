@@ -1,13 +1,11 @@
 """Paired differences, against what a test writes by hand."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from batchscape.analysis.comparing.pairs import contrasts_of
 
 
-def test_pairs_are_of_equal_seed_and_all_else_equal() -> None:
+def test_pairs_are_of_equal_seed_and_all_else_equal():
     steps, micros = "gradient_accumulation_steps", "micro_batch_size"
     rows = [
         {
@@ -37,13 +35,13 @@ def test_pairs_are_of_equal_seed_and_all_else_equal() -> None:
     assert alone[0].values.tolist() == [9.0, 19.0, 29.0]
 
 
-def test_levels_that_share_no_unit_have_no_values() -> None:
+def test_levels_that_share_no_unit_have_no_values():
     table = pd.DataFrame({"block": ["0", "1"], "run_id": ["a", "b"], "x": [1, 2], "value": [1, 2]})
     (contrast,) = contrasts_of(table, "x", [], "block")
     assert (contrast.name, contrast.run_ids, len(contrast.values)) == ("x 2 against 1", (), 0)
 
 
-def test_a_run_without_a_value_is_behind_no_pair() -> None:
+def test_a_run_without_a_value_is_behind_no_pair():
     rows = [("0", "a", 1, 1.0), ("0", "b", 2, 3.0), ("0", "c", 2, None), ("0", "d", 4, None)]
     table = pd.DataFrame(rows, columns=["block", "run_id", "x", "value"])
     contrasts = contrasts_of(table, "x", [], "block")

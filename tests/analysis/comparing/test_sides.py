@@ -42,10 +42,9 @@ def runs_of_two_machines(build: Callable[..., Any], factor: float = 2.0) -> pd.D
 
 
 @pytest.mark.slow
-def test_machines_are_told_apart_and_paired(build: Callable[..., Any]) -> None:
+def test_machines_are_told_apart_and_paired(build):
     cells = two_machines(build)
     sides = compare_sweeps(cells)
-    assert sides is not None
     assert sides.axis == ("hardware",)
     assert sides.names == ("hardware Slow CPU, 2 cores", "hardware Fast CPU, 2 cores")
     times = sides.table[sides.table["quantity"].eq("step_time_s")]
@@ -66,7 +65,7 @@ def test_machines_are_told_apart_and_paired(build: Callable[..., Any]) -> None:
     assert loss["effect"].to_numpy(dtype=float) == pytest.approx([0, 0], abs=1e-12)
 
 
-def test_times_are_paired_by_seed_and_repeat_and_losses_by_seed(build: Callable[..., Any]) -> None:
+def test_times_are_paired_by_seed_and_repeat_and_losses_by_seed(build):
     """A repeat is measured again, and trains the same: six pairs of a time, three of a loss."""
     for folder, hardware, wait in (("one", "Slow CPU", 0.0), ("two", "Fast CPU", 0.001)):
         sweep = build(folder)
@@ -80,7 +79,6 @@ def test_times_are_paired_by_seed_and_repeat_and_losses_by_seed(build: Callable[
     noise = 1 + 0.01 * np.random.default_rng(0).normal(size=len(runs))
     cells = find_cells(runs.assign(step_time_s=slow * noise))
     sides = compare_sweeps(cells)
-    assert sides is not None
     table = sides.table.set_index("quantity")
     wide = cells.runs.pivot(
         index=["seed", "timing_repeat"], columns="hardware", values="step_time_s"
@@ -95,24 +93,7 @@ def test_times_are_paired_by_seed_and_repeat_and_losses_by_seed(build: Callable[
     assert table.loc["final_eval_loss", "n"] == 3
 
 
-def test_swapping_the_folders_turns_the_ratio(build: Callable[..., Any]) -> None:
-    runs = runs_of_two_machines(build)
-    # Folders stand in the order given.
-    names = sorted(runs["sweep_dir"].unique())
-    swapped = runs.assign(
-        sweep_dir=runs["sweep_dir"].map(dict(zip(names, names[::-1], strict=True)))
-    )
-    swapped = swapped.sort_values("sweep_dir", kind="stable")
-    sides, turned = (compare_sweeps(find_cells(table)) for table in (runs, swapped))
-    assert sides is not None
-    assert turned is not None
-    assert turned.names == sides.names[::-1]
-    there, back = (s.table.loc[s.table["kind"].eq("ratio")] for s in (sides, turned))
-    product = there["effect"].to_numpy(dtype=float) * back["effect"].to_numpy(dtype=float)
-    assert product == pytest.approx(np.ones(len(product)))
-
-
-def test_further_seeds_in_another_folder_are_no_second_side(build: Callable[..., Any]) -> None:
+def test_further_seeds_in_another_folder_are_no_second_side(build):
     first, second = build("first"), build("second")
     for sweep, seeds in ((first, (0, 1)), (second, (2, 3))):
         for seed in seeds:
@@ -123,7 +104,7 @@ def test_further_seeds_in_another_folder_are_no_second_side(build: Callable[...,
     assert len(cells.table) == 1
 
 
-def test_models_are_sides_and_budgets_are_not(build: Callable[..., Any]) -> None:
+def test_models_are_sides_and_budgets_are_not(build):
     for folder, width in (("narrow", 64), ("wide", 128)):
         sweep = build(folder)
         for seed in (0, 1):
@@ -137,7 +118,7 @@ def test_models_are_sides_and_budgets_are_not(build: Callable[..., Any]) -> None
     assert find_axis(budgets) == ()
 
 
-def test_steps_to_a_target_that_both_sides_reached(build: Callable[..., Any]) -> None:
+def test_steps_to_a_target_that_both_sides_reached(build):
     cells = two_machines(build)
     runs = cells.runs
     slow = runs["hardware"].str.startswith("Slow")
@@ -152,50 +133,28 @@ def test_steps_to_a_target_that_both_sides_reached(build: Callable[..., Any]) ->
         ]
     )
     sides = compare_sweeps(cells, reaches)
-    assert sides is not None
     steps = sides.table[sides.table["quantity"].eq("steps_to_target")]
     assert steps["effect"].to_numpy(dtype=float) == pytest.approx([1.5, 1.5])
     assert steps["n"].tolist() == [3, 3]
 
 
-@pytest.mark.slow
-def test_the_section_says_what_was_compared(build: Callable[..., Any]) -> None:
+def test_the_section_says_what_was_compared(build):
     runs = runs_of_two_machines(build)
     section = comparing_section(find_cells(runs))
-    assert section is not None
     assert section.answer[0].startswith("The folders differ in hardware: hardware Slow CPU")
-    assert [view.name for view in section.tables] == ["sides"]
     (time,) = [text for text in section.answer if text.startswith("Step time")]
     assert time.endswith("in 2 of them the 95% interval leaves out 1.")
-    noise = 1 + 0.01 * np.random.default_rng(1).normal(size=len(runs))
-    equal = comparing_section(find_cells(runs.assign(step_time_s=0.1 * noise)))
-    assert equal is not None
-    (time,) = [text for text in equal.answer if text.startswith("Step time")]
-    assert time.endswith("in 0 of them the 95% interval leaves out 1.")
-    for view in section.tables:
-        assert all(len(row) == len(view.texts.headers) for row in view.texts.rows)
     # Sides without a cut in common.
     is_slow = runs["launch.device_model"].eq("Slow CPU")
     apart = comparing_section(find_cells(runs[is_slow == runs["micro_batch_size"].eq(32)]))
-    assert apart is not None
     assert apart.tables == ()
     assert apart.warnings[0].startswith("The sweep folders share no geometry")
-    alone = build("alone")
-    alone.run((1, 32, 1))
-    assert comparing_section(find_cells(load(alone.path).runs)) is None
-
-
-def test_hardware_is_never_pooled(build: Callable[..., Any]) -> None:
-    cells = two_machines(build)
-    assert (cells.runs.groupby("cell")["hardware"].nunique() == 1).all()
-    assert len(cells.table) == 2 * len(CUTS)
 
 
 @pytest.mark.slow
-def test_the_first_folder_given_is_the_reference(build: Callable[..., Any]) -> None:
+def test_the_first_folder_given_is_the_reference(build):
     cells = two_machines(build)
     order = cells.runs["sweep_dir"].sort_values(ascending=False, kind="stable").index
     turned = compare_sweeps(find_cells(cells.runs.loc[order].drop(columns="cell")))
-    assert turned is not None
     assert turned.names[0] == "hardware Fast CPU, 2 cores"
     assert set(turned.table["reference"]) == {turned.names[0]}

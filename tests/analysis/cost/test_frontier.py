@@ -1,4 +1,4 @@
-"""The frontier of memory against a search by hand, in tables, and on the page of a report."""
+"""The frontier of memory against a search by hand, and what recommendations make of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.cost.capacity import device_memory, memory_of_ranks, peaks_of_runs
-from batchscape.analysis.cost.figures import frontier_chart
 from batchscape.analysis.cost.frontier import (
     FIT,
     OUT,
@@ -25,8 +24,6 @@ from batchscape.analysis.cost.frontier_topic import frontier_section
 from batchscape.analysis.decisions.candidates import failures_that_count
 from batchscape.analysis.decisions.evidence import evidence_of, more_than_tensors
 from batchscape.analysis.decisions.recommend import Needs, recommend
-from batchscape.analysis.report.notes import find_notes
-from batchscape.analysis.report.writers import to_markdown
 from batchscape.record.causes import Cause
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load
@@ -97,13 +94,10 @@ some_runs = st.lists(
 @pytest.mark.slow
 @settings(max_examples=50)
 @given(some_runs)
-def test_it_is_what_a_search_by_hand_finds(runs: list[Run]) -> None:
+def test_it_is_what_a_search_by_hand_finds(runs):
     frontier = find_frontier(table(*runs))
     expected = by_hand(runs)
     assert {name: frontier[name] for name in expected} == expected
-    for name, kind in (("fits", FIT), ("ran_out", OUT), ("not_launched", SKIPPED)):
-        sizes = sorted({micro for micro, _, outcome in runs if outcome == kind})
-        assert frontier[name] == ";".join(map(str, sizes))
     if frontier["last_fit"] is not None:
         assert frontier["peak_gib"] == 0.5 * frontier["last_fit"]
         assert frontier["margin_gib"] == 10 - frontier["peak_gib"]
@@ -113,17 +107,7 @@ def test_it_is_what_a_search_by_hand_finds(runs: list[Run]) -> None:
     assert frontier["note"] or (frontier["identified"] and frontier["is_monotone"])
 
 
-@settings(max_examples=20)
-@given(some_runs, st.randoms(use_true_random=False))
-def test_the_order_of_runs_does_not_matter(runs: list[Run], shuffler: Any) -> None:
-    rows = table(*runs)
-    order = list(range(len(runs)))
-    shuffler.shuffle(order)
-    one, other = find_frontier(rows), find_frontier(rows.iloc[order].reset_index(drop=True))
-    assert repr(one) == repr(other)
-
-
-def test_a_peak_above_the_memory_leaves_the_margin_unidentified() -> None:
+def test_a_peak_above_the_memory_leaves_the_margin_unidentified():
     """Where it counts something else than the memory does."""
     rows = table((2, 1, FIT), (4, 1, OUT), memory=0.5)
     frontier = find_frontier(rows)
@@ -133,7 +117,7 @@ def test_a_peak_above_the_memory_leaves_the_margin_unidentified() -> None:
     assert frontier["note"].startswith("margin not identified: the recorded peak is above")
 
 
-def test_settings_and_devices_have_frontiers_of_their_own() -> None:
+def test_settings_and_devices_have_frontiers_of_their_own():
     one = table((4, 1, FIT), (8, 1, OUT))
     two = table((8, 1, FIT), (16, 1, OUT)).assign(data_parallel_size=2)
     other = table((2, 1, FIT)).assign(group=1, group_label="engine.name fsdp")
@@ -169,7 +153,7 @@ def test_settings_and_devices_have_frontiers_of_their_own() -> None:
         ({"environment.memory_gib": None}, math.nan),
     ],
 )
-def test_memory_of_a_rank(row: dict[str, Any], expected: float) -> None:
+def test_memory_of_a_rank(row, expected):
     plain = {
         "device_type": "cpu",
         "data_parallel_size": 1,
@@ -180,36 +164,22 @@ def test_memory_of_a_rank(row: dict[str, Any], expected: float) -> None:
     assert memory == pytest.approx(expected, nan_ok=True)
 
 
-def test_peaks_are_what_the_memory_is_held_against() -> None:
+def test_peaks_are_what_the_memory_is_held_against():
     figures = {"device_used_gib": 3.0, "peak_reserved_gib": 2.0, "peak_allocated_gib": 1.0}
-    rows = pd.DataFrame(
-        [
-            figures,
-            figures | {"memory_limit_gib": 4.0},
-            {"peak_allocated_gib": 1.0, "peak_taken_gib": 1.5},
-            {"peak_allocated_gib": 1.0},
-            {},
-        ]
-    )
-    peaks = peaks_of_runs(rows)
+    taken = {"peak_allocated_gib": 1.0, "peak_taken_gib": 1.5}
+    rows = [figures, figures | {"memory_limit_gib": 4.0}, taken, {"peak_allocated_gib": 1.0}, {}]
+    peaks = peaks_of_runs(pd.DataFrame(rows))
     assert peaks["peak_gib"].fillna(0).tolist() == [3.0, 2.0, 1.5, 1.0, 0.0]
-    assert peaks["peak_figure"].fillna("").tolist() == [
-        "device_used_gib",
-        "peak_reserved_gib",
-        "peak_taken_gib",
-        "peak_allocated_gib",
-        "",
-    ]
 
 
-def test_a_limit_that_counts_more_than_tensors_is_warned_of() -> None:
+def test_a_limit_that_counts_more_than_tensors_is_warned_of():
     rows = pd.DataFrame({"peak_allocated_gib": [1.0, 2.0], "peak_taken_gib": [3.0, 2.5]})
     (text,) = more_than_tensors(rows)
     assert "the limit counts all that a process takes, here up to 3 times as much" in text
     assert more_than_tensors(rows[["peak_allocated_gib"]]) == []  # CUDA
 
 
-def test_devices_of_unlike_limits_have_no_one_memory() -> None:
+def test_devices_of_unlike_limits_have_no_one_memory():
     assert device_memory(pd.DataFrame({"memory_limit_gib": [2.0, 2.0]})) == 2.0
     assert math.isnan(device_memory(pd.DataFrame({"memory_limit_gib": [2.0, None]})))
     assert math.isnan(device_memory(pd.DataFrame({"memory_limit_gib": [None, None]})))
@@ -235,40 +205,23 @@ def limited(build: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.slow
-def test_the_report_shows_it(limited: Any) -> None:
-    cells = find_cells(load(limited.path).runs)
-    section = frontier_section(cells)
-    assert section is not None
-    (view,) = section.tables
-    assert view.frame["last_fit"].tolist() == [8, 32]
-    assert view.frame["first_out"].fillna(0).tolist() == [16, 0]
-    assert view.frame["n_skipped"].tolist() == [1, 0]
-    assert view.frame["memory_gib"].tolist() == [0.06, 0.5]
-    first, second = section.answer
-    assert "memory limit (GiB) 0.06: micro-batch 8 is the last that fit, 16 the first" in first
-    assert "not identified: none ran out of memory, up to micro-batch 32" in second
-    # 0.015 of weights, gradients and state, 0.005 of gradients, 0.0021 a sample.
-    peak = 3 * 0.005 + 0.005 + 0.0021 * 8
-    assert view.frame["peak_gib"].iloc[0] == pytest.approx(peak)
-    assert view.frame["margin_gib"].iloc[0] == pytest.approx(0.06 - peak)
-    assert f"{(0.06 - peak) * 1024:.3g} of 61.4 MiB" in first
-    text = to_markdown(view)
-    assert "| memory limit (GiB) 0.06 | 1 | 8 | 16 |" in text
-    (picture,) = section.pictures
-    assert picture.name == "memory_frontier"
-    notes = find_notes(cells, {})
-    assert any("8 runs had a device of less memory" in note for note in notes)
-    assert any("device.memory_limit_gib 0.06, 0.5" in note for note in notes)
+def test_memory_limits_are_never_pooled(limited):
+    section = frontier_section(find_cells(load(limited.path).runs))
+    table = section.tables[0].frame
+    assert table["memory_gib"].tolist() == [0.06, 0.5]
+    assert table["last_fit"].tolist() == [8, 32]
+    assert table["first_out"].fillna(0).tolist() == [16, 0]
+    assert "not identified: none ran out of memory, up to micro-batch 32" in section.answer[1]
 
 
-def test_a_sweep_that_looked_for_no_end_has_no_section(build: Callable[..., Any]) -> None:
+def test_a_sweep_that_looked_for_no_end_has_no_section(build):
     sweep = build()
     sweep.run((1, 8, 1))
     assert frontier_section(find_cells(load(sweep.path).runs)) is None
 
 
 @pytest.mark.slow
-def test_recommendations_stay_within_the_frontier(limited: Any) -> None:
+def test_recommendations_stay_within_the_frontier(limited):
     tables = load(limited.path)
     evidence_by_label = {e.label: e for e in evidence_of(find_cells(tables.runs), tables)}
     small, large = (
@@ -289,39 +242,19 @@ def test_recommendations_stay_within_the_frontier(limited: Any) -> None:
     assert failures_that_count(small, 1.0) == []
 
 
-def test_the_figure_has_a_marker_for_each_outcome() -> None:
-    rows = table(
-        (2, 1, FIT), (4, 1, FIT), (4, 1, OUT), (8, 1, SKIPPED), (8, 1, OUT), (16, 1, SKIPPED)
-    )
-    chart = frontier_chart(rows, memory_frontier(rows))
-    assert chart is not None
-    (marks,) = chart.marks
-    drawn = {
-        name: sorted(rows_of_series["micro_batch_size"])
-        for name, rows_of_series in marks.table.groupby("series")
-    }
-    assert drawn == {FIT: [2, 4], OUT: [4, 8], SKIPPED: [16]}
-    assert list(chart.looks) == [FIT, OUT, SKIPPED]
-    assert frontier_chart(rows.head(1), memory_frontier(rows.head(1))) is None
-
-
-def test_what_is_not_identified_says_why() -> None:
-    def note(*runs: Run) -> str:
+def test_what_is_not_identified_says_why():
+    for runs, note in (
+        ([(4, 1, FIT), (8, 1, FIT)], "none ran out of memory, up to micro-batch 8"),
+        ([(4, 1, OUT), (8, 1, SKIPPED)], "none fit, down to micro-batch 4"),
+        ([(4, 2, OUT), (8, 1, FIT)], "none fit below micro-batch 4, which ran out"),
+        ([(8, 1, SKIPPED)], "no run that was launched fit"),
+    ):
         frontier = find_frontier(table(*runs))
         assert not frontier["identified"]
-        return str(frontier["note"])
-
-    none = "not identified: none"
-    assert note((4, 1, FIT), (8, 1, FIT)) == f"{none} ran out of memory, up to micro-batch 8"
-    assert note((4, 1, OUT), (8, 1, SKIPPED)) == f"{none} fit, down to micro-batch 4"
-    assert note((4, 2, OUT), (8, 1, FIT)).startswith(
-        f"{none} fit below micro-batch 4, which ran out; micro-batch 8 fit without accumulation, "
-        "4 ran out with it"
-    )
-    assert "no run that was launched fit" in note((8, 1, SKIPPED))
+        assert note in str(frontier["note"])
 
 
-def test_contradictions_are_named() -> None:
+def test_contradictions_are_named():
     frontier = find_frontier(table((2, 1, FIT), (4, 1, OUT), (8, 1, FIT), (16, 4, FIT)))
     assert (frontier["last_fit"], frontier["first_out"], frontier["is_monotone"]) == (2, 4, False)
     assert frontier["note"] == "not monotone: micro-batch 8, 16 fit, though 4 ran out"

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from batchscape.analysis.cost.linear import fit_linear
@@ -93,19 +91,3 @@ def test_as_many_cells_as_terms_have_no_interval_unless_repeats_may_give_it():
     pooled = (np.var([1.0, 1.2], ddof=1) + np.var([2.0, 2.1], ddof=1)) / 2
     half = stats.t.ppf(0.975, 2) * np.sqrt(pooled)
     assert fit.term("slope").interval() == pytest.approx((0.95 - half, 0.95 + half))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.integers(1, 64), min_size=2, max_size=8, unique=True),
-    st.floats(0.01, 100),
-    st.floats(0.001, 10),
-    st.floats(1e-3, 1e3),
-)
-def test_a_line_is_found_exactly_in_any_unit(micros, fixed, slope, unit):
-    design = [[1.0, float(micro)] for micro in micros]
-    measured = [[unit * (fixed + slope * micro)] for micro in micros]
-    for relative in (False, True):
-        fit = fit_linear(["fixed", "slope"], design, measured, relative=relative)
-        assert fit.term("slope").value == pytest.approx(unit * slope, rel=1e-5)
-        np.testing.assert_allclose(fit.fitted, np.ravel(measured), rtol=1e-7)

@@ -1,9 +1,8 @@
-"""Predictions against what was measured: by hand, and as a report shows them."""
+"""Predictions against what was measured, by hand."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -33,7 +32,7 @@ def predict(folder: RunFolder, figure: str, times: float, reach: float | None, m
     )
 
 
-def test_errors_by_hand(build: Any) -> None:
+def test_errors_by_hand(build):
     sweep = build()
     for of, times in (((1, 32, 1), 1.1), ((1, 8, 4), 0.98), ((2, 8, 2), 1.0)):
         for seed in (0, 1):
@@ -43,7 +42,8 @@ def test_errors_by_hand(build: Any) -> None:
     sweep.run((4, 8, 1))  # nothing was predicted of it
     failed = sweep.run((1, 16, 2), status="failed", reason="it broke")
     write_json(failed.prediction, {"peak_allocated_gib": {"value": 1.0, "method": "fake tensors"}})
-    table = compare_predictions(find_cells(load(sweep.path).runs))
+    cells = find_cells(load(sweep.path).runs)
+    table = compare_predictions(cells)
     memory = table[table["figure"] == "peak_allocated_gib"].set_index("label")
     assert memory[["n", "n_within"]].loc[
         [cut(1, 32, 1), cut(1, 8, 4), cut(2, 8, 2)]
@@ -58,28 +58,17 @@ def test_errors_by_hand(build: Any) -> None:
     assert memory_errors["median_error_pct"] == pytest.approx(2)
     assert errors.loc["step_time_s", ["n_ranged", "n_within"]].tolist() == [0, 0]
     assert errors.loc["step_time_s", "median_error_pct"] == pytest.approx(100)
-
-
-def test_what_the_report_says_of_them(build: Any) -> None:
-    sweep = build()
-    for seed in (0, 1):
-        for of in ((1, 32, 1), (1, 8, 4)):
-            predict(sweep.run(of, seed=seed), "peak_allocated_gib", 1.02, 0.05, "fake tensors")
-    cells = find_cells(load(sweep.path).runs)
-    # What was predicted tells no cells apart.
-    assert (len(cells.table), cells.settings) == (2, [])
-    section = predicted_section(cells)
-    assert section is not None
-    (sentence,) = section.answer
-    assert sentence == (
-        f"Peak memory, predicted (fake tensors), was off by 2.0 % at most ({cut(1, 32, 1)}); "
-        "4 of 4 runs measured within the stated range."
+    assert (
+        predicted_section(cells)
+        .answer[0]
+        .endswith(
+            f"was off by 10 % at most ({cut(1, 32, 1)}), by 2.0 % in the median of 3 cells; 4 of 6 "
+            "runs measured within the stated range."
+        )
     )
-    (view,) = section.tables
-    assert len(view.texts.rows) == len(view.frame) == 2
 
 
-def test_learning_rates_are_no_cells_of_a_prediction_and_optimizers_are(build: Any) -> None:
+def test_learning_rates_are_no_cells_of_a_prediction_and_optimizers_are(build):
     sweep = build()
     for settings in ({}, {"optimizer__learning_rate": 0.5}, {"optimizer__name": "sgd"}):
         predict(sweep.run((1, 32, 1), **settings), "peak_allocated_gib", 1.0, 0.1, "fake tensors")
@@ -87,15 +76,9 @@ def test_learning_rates_are_no_cells_of_a_prediction_and_optimizers_are(build: A
     assert len(cells.table) == 3
     table = compare_predictions(cells)
     assert sorted(table["n"]) == [1, 2]
-    assert [label.partition(", ")[2] for label in table["label"]] == [
-        "optimizer adamw",
-        "optimizer sgd",
-    ]
-    assert sorted(table["run_ids"].str.count(";")) == [0, 1]
-    assert set(table["sweep_dirs"]) == set(cells.runs["sweep_dir"])
 
 
-def test_times_of_a_busy_machine_judge_no_prediction(build: Any) -> None:
+def test_times_of_a_busy_machine_judge_no_prediction(build):
     folder = build().run((1, 32, 1), concurrent_runs=2)
     predict(folder, "step_time_s", 1.0, 0.1, "datasheet")
     assert predicted_section(find_cells(load(folder.path.parents[1]).runs)) is None

@@ -9,22 +9,15 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis.cells import find_cells
-from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.candidates import candidates_of, largest_micro_batch
 from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Basis, gather
-from batchscape.analysis.decisions.figures import pareto_chart
 from batchscape.analysis.decisions.recommend import Needs, recommend
-from batchscape.analysis.decisions.show import candidates_table
 from batchscape.analysis.decisions.topic import decision_section
-from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.sections import section_lines
-from batchscape.analysis.report.writers import escape_markdown
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
-from batchscape.geometry import BatchGeometry, solve
-from batchscape.record.files import read_json, write_json
+from batchscape.geometry import BatchGeometry
 from batchscape.record.tables import load
 
 CELLS = [(1, 8, 4), (1, 16, 2), (1, 32, 1), (2, 8, 2), (2, 16, 1), (2, 16, 4), (2, 32, 2)]
@@ -104,17 +97,16 @@ def test_the_largest_micro_batch_follows_the_memory_model():
 
 
 def test_no_micro_batch_is_named_beyond_the_global_batch_or_far_beyond_what_was_measured():
-    recommendation = recommend(evidence(), Needs(memory_gib=1e6))
-    assert recommendation.geometry == (2, 16, 1)
-    steps = {128: STEPS[128]}
-    part = recommend(evidence([(1, 32, 4), (1, 64, 2)], steps=steps), Needs(memory_gib=1e6))
+    made = evidence([(1, 32, 4), (1, 64, 2)], steps={128: STEPS[128]})
+    part = recommend(made, Needs(memory_gib=1e6))
     assert "model, is 128 (looked for up to 128; measured up to 64)." in part.reasons[0]
     small = [(1, 2, 256), (1, 4, 128), (1, 8, 64)]
     far = recommend(evidence(small, steps={512: STEPS[32]}), Needs(memory_gib=1e6))
     assert "by the memory model, is 32 (looked for up to 32; measured up to 8)." in far.reasons[0]
-    near = recommend(evidence(small, steps={512: STEPS[32]}), Needs(memory_gib=3.5))
-    largest = math.floor((3.5 / 1.1 - 1.2) / 0.1)
-    assert f"model, is {largest} (looked for up to 32; measured up to 8)." in near.reasons[0]
+    flat = recommend(
+        replace(made, table=made.table.assign(peak_allocated_gib=1.0)), Needs(memory_gib=80.0)
+    )
+    assert "is not identified: memory was not found to grow with it." in flat.reasons[0]
 
 
 def test_what_ran_out_of_memory_is_not_recommended():
@@ -175,35 +167,35 @@ def test_a_cut_that_is_predicted_to_be_faster_is_named_with_its_command():
     assert row["times_slower"] < 1
     cut = [int(row[name]) for name in ("data_parallel_size", "micro_batch_size")]
     assert cut == [2, 16]
-    sentence = recommendation.missing[0]
-    assert sentence.startswith("Not measured: 2 x 16 x 1 = 32, which is predicted to take 0.")
-    assert sentence.endswith(
+    assert recommendation.missing[0].endswith(
         "To measure it: batchscape sweep sweeps=mine batch.data_parallel_size=2 "
         "batch.micro_batch_size=16 batch.gradient_accumulation_steps=1 batch.global_batch_size=32 "
         "optimizer.learning_rate=0.002 sweep_dir=out/mine"
     )
-    everything = recommend(evidence(), Needs())
-    assert not any("Not measured" in text for text in everything.missing)
+    packed = runs["micro_batch_size"].eq(32)
+    note = runs["timing_note"].mask(packed, "2 runs at the same time")
+    disturbed = runs.assign(timing_valid=~packed, timing_note=note, cell=runs["micro_batch_size"])
+    made = evidence(cells, runs=disturbed, reaches=reaches, same_sweeps=runs)
+    (untimed,) = [text for text in recommend(made, Needs()).missing if "the time of 1 cut" in text]
+    assert "Times of 3 of 15 completed runs do not count: 2 runs at the same time (3)." in untimed
+    assert untimed.endswith("timing_repeat=1 sweep_dir=out/mine")
 
 
 def test_a_deadline_takes_the_cheapest_that_meets_it():
     rows = candidates_of(evidence(), 2, math.nan)
     one = rows[rows["source"].eq("measured") & rows["data_parallel_size"].eq(1)]
     relaxed = recommend(evidence(), Needs(deadline_s=float(one["time_high_s"].max()) * 1.01))
-    assert ": the time's interval ends at " in relaxed.reasons[-1]
     assert relaxed.geometry[0] == 1
     tight = recommend(evidence(), Needs(deadline_s=float(one["time_low_s"].min()) * 0.9))
     assert tight.geometry[0] == 2
     never = recommend(evidence(), Needs(deadline_s=1e-3))
-    assert not any("deadline" in text for text in never.reasons)
     assert any("SURE TO MEET THE DEADLINE" in text for text in never.warnings)
 
 
 def test_a_deadline_says_what_decided():
-    cuts = [(1, 8, 4), (1, 16, 2), (1, 32, 1)]
-    by_hours = recommend(evidence(cuts), Needs(deadline_s=1e5))
-    assert by_hours.reasons[-1].endswith("ends in time, device-hours decided.")
-    tied = recommend(evidence(cuts, noise=0.3), Needs(deadline_s=1e5))
+    tied = recommend(
+        evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], noise=0.3), Needs(deadline_s=1e5)
+    )
     assert tied.geometry == (1, 32, 1)
     assert tied.reasons[-1].endswith("cuts that nothing tells from the cheapest.")
     rows = tied.candidates[tied.candidates["source"].eq("measured")]
@@ -211,9 +203,7 @@ def test_a_deadline_says_what_decided():
     steps = {32: [100, 104, 98], 64: [80, 81, 79], 128: [60, 61, 58]}
     large = evidence([(1, 16, 2), (1, 32, 1), (1, 64, 2), (2, 32, 1), (2, 64, 1)], steps=steps)
     beyond = recommend(large, Needs(memory_gib=2.6, deadline_s=1e5))
-    assert beyond.chosen is not None
     assert beyond.chosen["source"] == "predicted"
-    assert "(predicted)" in beyond.reasons[-1]
 
 
 def test_no_geometry_is_named_without_a_valid_step_time():
@@ -226,6 +216,7 @@ def test_no_geometry_is_named_without_a_valid_step_time():
     assert recommendation.why_not.startswith(
         "not identified: fewer than two geometries that fit have a valid time"
     )
+    assert any("the time of a step" in text for text in recommendation.missing)
     assert recommendation.config == {}
     written = json.loads(json.dumps(recommendation.as_mapping(), allow_nan=False))
     assert written["geometry"] is None
@@ -299,31 +290,6 @@ def test_the_regret_is_the_end_of_the_interval_of_the_ratio():
     ]
     lost = 100 * (1 - others["times_slower_low"].min())
     assert f"at most {lost:.2g} %" in recommendation.regret[0]
-    slowest = others.sort_values("times_slower").iloc[-1]
-    ends = (significant(slowest[f"times_slower_{end}"], 3) for end in ("low", "high"))
-    slower = f"{significant(slowest['times_slower'], 3)} [{', '.join(ends)}]"
-    assert f"takes {slower} times as long" in recommendation.costliest[0]
-
-
-def test_the_slowest_is_of_all_measured_and_has_an_interval_from_three_units_on():
-    cut = (2, 32, 2)
-    table = evidence().table
-    slow = (table[list(FACTORS)] == list(cut)).all(axis=1)
-    table.loc[slow, "step_time_s"] *= 50
-    once = table[~slow | table["seed"].eq(0)]
-    for interval, n in ((once, 1), (table[~slow | table["seed"].le(1)], 2)):
-        recommendation = recommend(evidence(table=interval), Needs())
-        row = recommendation.candidates.set_index(list(FACTORS)).loc[cut]
-        sentence = f"The slowest measured, 2 x 32 x 2, takes {significant(row['times_slower'], 3)} "
-        assert recommendation.costliest[0].startswith(
-            f"{sentence}(n = {n}) times as long to the target and "
-        )
-        assert recommendation.costliest[0] in recommendation.regret
-    never = {**STEPS, 128: [math.nan, math.nan, math.inf]}
-    recommendation = recommend(evidence(steps=never), Needs())
-    assert recommendation.costliest[0].startswith(
-        "The slowest measured that reached the target, 1 x "
-    )
 
 
 def test_a_batch_that_no_seed_brought_to_the_target_is_not_preferred():
@@ -335,59 +301,11 @@ def test_a_batch_that_no_seed_brought_to_the_target_is_not_preferred():
 
 
 def test_without_a_target_there_is_still_an_answer():
-    nothing = evidence(reaches=None)
-    recommendation = recommend(nothing, Needs(deadline_s=60.0))
+    recommendation = recommend(evidence(reaches=None), Needs(deadline_s=60.0))
     assert math.prod(recommendation.geometry) == 32
-    grid = candidates_table(recommendation.candidates, 12, "name", "title").texts
-    assert "time of a step" in grid.headers
-    assert not {"time to target", "device-hours", "seeds"} & set(grid.headers)
-    assert (
-        "time to target"
-        in candidates_table(
-            recommend(evidence(), Needs()).candidates, 12, "name", "title"
-        ).texts.headers
-    )
     assert recommendation.costliest[0].endswith(" times as long a step.")
     assert any("SURE TO MEET THE DEADLINE" in text for text in recommendation.warnings)
     assert any("vary_global_batch" in text for text in recommendation.missing)
-    table = evidence().table.assign(step_time_s=math.nan)
-    untimed = recommend(evidence(table=table), Needs())
-    assert untimed.geometry is None
-    assert any("the time of a step" in text for text in untimed.missing)
-
-
-@pytest.mark.slow
-def test_a_folder_of_packed_runs_gets_no_geometry(build, capsys):
-    sweep = build()
-    for seed in (0, 1):
-        for cut in [(1, 8, 4), (1, 32, 1)]:
-            sweep.run(cut, seed=seed, concurrent_runs=2)
-    assert main(["recommend", str(sweep.path)]) == 0
-    text = capsys.readouterr().out
-    few = "not identified: fewer than two geometries that fit have a valid time"
-    assert f"Which geometry to use is {few}" in text
-    assert "Times of 4 of 4 completed" in text
-    # Nothing launched these runs that could be given again.
-    assert "batchscape sweep sweeps=" not in text.partition("What these runs do not tell")[0]
-    assert "Use " not in text
-    assert main(["recommend", str(sweep.path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["geometry"] is None
-    tables = load(sweep.path)
-    section = decision_section(find_cells(tables.runs), tables)
-    assert few in section.answer[0]
-    # What would settle it stands on the page too, behind the answer.
-    assert any(
-        text.endswith("batchscape sweep sweeps=vary_global_batch") for text in section.settle
-    )
-    # A command is copied from there as it stands.
-    lines = section_lines(section)[1:]
-    assert any(text.endswith("tells: `batchscape sweep sweeps=vary_micro_batch`") for text in lines)
-    commands = [text for text in section.settle if text.count("batchscape ") == 1]
-    for text in commands:
-        before, name, arguments = text.partition("batchscape ")
-        assert f"{escape_markdown(before)} `{name}{arguments}`" in lines
-    assert section.tables == []
-    assert section.headlines == {}
 
 
 @pytest.mark.parametrize(
@@ -398,25 +316,17 @@ def test_impossible_needs_are_refused(needs):
         Needs(**needs)
 
 
-def test_every_config_file_gives_the_same_global_batch():
-    values = config_values(BatchGeometry(1, 4, 8, 2))
-    deepspeed, litgpt = values["DeepSpeed JSON"], values["LitGPT"]
-    assert deepspeed["train_batch_size"] == litgpt["train.global_batch_size"] == 64
-    solved = solve(
-        data_parallel_size=values["accelerate"]["num_processes"],
-        micro_batch_size=deepspeed["train_micro_batch_size_per_gpu"],
-        gradient_accumulation_steps=deepspeed["gradient_accumulation_steps"],
-        global_batch_size=deepspeed["train_batch_size"],
-    )
-    assert solved.global_batch_size == 64
-
-
 def test_config_files_count_devices_of_a_node_or_of_all():
     values = config_values(BatchGeometry(2, 8, 7, 2))
     assert values["accelerate"]["num_machines"] == values["torchrun"]["nnodes"] == 2
     assert values["accelerate"]["num_processes"] == 16
     assert values["torchrun"]["nproc_per_node"] == values["LitGPT"]["devices"] == 8
-    assert values["DeepSpeed JSON"]["train_batch_size"] == 224
+    assert values["LitGPT"]["train.global_batch_size"] == 224
+    assert values["DeepSpeed JSON"] == {
+        "train_batch_size": 224,
+        "train_micro_batch_size_per_gpu": 7,
+        "gradient_accumulation_steps": 2,
+    }
 
 
 @pytest.mark.slow
@@ -461,30 +371,6 @@ def test_two_machines_get_a_recommendation_each(build):
     assert {recommend(each, Needs()).geometry for each in bases} == {(1, 8, 4), (1, 32, 1)}
 
 
-@pytest.mark.slow
-def test_a_version_that_never_completed_gets_no_words_of_the_other_ones_runs(build):
-    sweep = build()
-    for seed in (0, 1):
-        sweep.run((1, 8, 4), seed=seed)
-        sweep.run((1, 8, 4), seed=seed, status="failed", optimizer__weight_decay=0.3)
-    (bases,) = gather([sweep.path])
-    assert bases.label == ""
-    assert recommend(bases, Needs()).geometry == (1, 8, 4)
-
-
-@pytest.mark.slow
-def test_sections_answer_with_tables_figures_and_headlines(build):
-    tables = load(build().fork().path)
-    cells = find_cells(tables.runs)
-    cost, decision = cost_section(cells), decision_section(cells, tables)
-    assert [view.name for view in cost.tables] == ["cost_models", "scaling_efficiency"]
-    assert "step_per_sample_s" in cost.headlines
-    assert decision.answer[0].startswith("Use ")
-    assert [view.name for view in decision.tables] == ["time_to_target"]
-    assert decision.headlines["recommended_time_to_target"].is_identified
-    assert decision.tables[0].frame["recommended"].sum() == 1
-
-
 def test_there_is_no_section_without_a_completed_run(build):
     sweep = build()
     sweep.run(status="oom", reason="out of memory")
@@ -495,17 +381,9 @@ def test_there_is_no_section_without_a_completed_run(build):
 
 
 def test_the_headline_names_what_the_runs_do_not_tell_apart():
-    cuts = [(1, 8, 4), (1, 16, 2), (1, 32, 1)]
-    sure = recommend(evidence(cuts, noise=1e-6, steps={32: STEPS[32]}), Needs()).headline
-    assert sure == (
-        "Use 1 x 32 x 1 = 32 (devices x micro-batch x accumulation = global batch), to reach a "
-        "held-out loss of 2.5."
-    )
-    unsure = recommend(evidence(cuts, noise=0.5), Needs()).headline
-    assert "these runs do not tell its time from that of" in unsure
-    two = recommend(evidence(cuts[1:], noise=0.02), Needs()).headline
+    two = recommend(evidence([(1, 16, 2), (1, 32, 1)], noise=0.02), Needs()).headline
     assert two.endswith("these runs do not tell its time from that of 1 x 16 x 2.")
-    alone = recommend(evidence(cuts[:1], steps={32: STEPS[32]}), Needs()).headline
+    alone = recommend(evidence([(1, 8, 4)], steps={32: STEPS[32]}), Needs()).headline
     assert "no other geometry that fits has a valid time to the target to compare" in alone
 
 
@@ -523,39 +401,6 @@ def test_the_only_cut_with_a_time_is_not_chosen_among_those_without():
         "not identified: fewer than two geometries that fit have a valid time"
     )
     assert timed(16, 32).geometry == (1, 32, 1)
-
-
-def test_no_largest_micro_batch_is_named_where_memory_does_not_grow():
-    steps = {128: STEPS[128]}
-    made = evidence([(1, 8, 16), (1, 16, 8), (1, 32, 4)], steps=steps)
-    grows = recommend(made, Needs(memory_gib=80.0)).reasons[0]
-    assert "The largest that fits, by the memory model, is" in grows
-    flat = made.table.assign(peak_allocated_gib=1.0)
-    text = recommend(replace(made, table=flat), Needs(memory_gib=80.0)).reasons[0]
-    assert text.endswith("is not identified: memory was not found to grow with it.")
-    one = evidence([(1, 8, 4), (2, 8, 2)])
-    text = recommend(one, Needs(memory_gib=80.0)).reasons[0]
-    assert text.endswith("is not identified: memory was not found to grow with it.")
-
-
-def test_a_time_without_an_interval_is_not_sure_to_meet_a_deadline():
-    alone = evidence([(1, 32, 1)], steps={32: [100.0]})
-    recommendation = recommend(alone, Needs(deadline_s=7200.0))
-    assert any("SURE TO MEET THE DEADLINE" in text for text in recommendation.warnings)
-
-
-def test_a_valid_time_is_not_denied_where_it_has_no_interval():
-    made = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], steps={32: STEPS[32]})
-    table = made.table
-    busy = table["micro_batch_size"].eq(8)
-    once = table["micro_batch_size"].eq(32) & table["seed"].gt(0)
-    table = table.assign(step_time_s=table["step_time_s"].mask(busy | once))
-    recommendation = recommend(replace(made, table=table), Needs())
-    text = " ".join([recommendation.headline, *recommendation.regret])
-    assert "has a valid time" not in text
-    assert (
-        "what a wrong choice would cost, which takes 3 seeds that reach and 3 valid times" in text
-    )
 
 
 def test_cuts_of_a_program_take_their_own_steps_and_none_is_derived():
@@ -590,49 +435,24 @@ def test_cuts_of_a_program_take_their_own_steps_and_none_is_derived():
 
 def test_two_seeds_have_no_interval_anywhere():
     """Student's t of one degree would end far out; of many times, Satterthwaite's hide it."""
-    steps = {32: [100.0, 150.0], 128: [60.0, 61.0]}
-    made = evidence(steps=steps, noise=0.2)
+    made = evidence(steps={32: [100.0, 150.0], 128: [60.0, 61.0]}, noise=0.2)
     recommendation = recommend(made, Needs())
-    time_s = recommendation.chosen["time_s"]
-    assert math.isnan(recommendation.chosen["time_high_s"])
-    late = recommend(made, Needs(deadline_s=1.01 * time_s))
+    chosen = recommendation.chosen
+    assert math.isnan(chosen["time_high_s"])
     # An end that meets the deadline promises no more.
-    far = recommend(made, Needs(deadline_s=1e6 * time_s))
-    for warnings in (late.warnings, far.warnings):
-        assert any("SURE TO MEET THE DEADLINE" in text for text in warnings)
+    for times in (1.01, 1e6):
+        late = recommend(made, Needs(deadline_s=times * chosen["time_s"]))
+        assert any("SURE TO MEET THE DEADLINE" in text for text in late.warnings)
     assert "[" not in recommendation.reasons[-1]
-    assert "(2 of 2 seeds reached it; derived: " in recommendation.reasons[-1]
-    grid = candidates_table(recommendation.candidates, 99, "name", "title").texts
-    measured_rows = [row for row in grid.rows if row[1] == "measured"]
-    assert len(measured_rows) == len(CELLS)
-    assert not any("[" in row[3] for row in measured_rows)
-    other = recommendation.candidates["global_batch_size"].ne(
-        recommendation.chosen["global_batch_size"]
-    )
+    rows = recommendation.candidates
+    other = rows["global_batch_size"].ne(chosen["global_batch_size"])
     ends = ["times_slower_low", "times_slower_high"]
-    assert recommendation.candidates.loc[other, ends].isna().all(axis=None)
+    assert rows.loc[other, ends].isna().all(axis=None)
+    # Of cuts of one batch the steps cancel, and three times tell their ratio.
+    same = rows.loc[~other & rows["source"].eq("measured"), ends]
+    assert same.notna().all(axis=None)
     (open_,) = [text for text in recommendation.missing if "between seeds" in text]
     assert "how steps vary between seeds: too few seeds (n = 2; 3 needed)" in open_
-    # Of cuts of one batch the steps cancel, and three times tell their ratio.
-    suffix = f"= {int(recommendation.chosen['global_batch_size'])}"
-    assert all(("[" in row[5]) == row[0].endswith(suffix) for row in measured_rows)
-    three = recommend(evidence(noise=0.2), Needs())
-    rows = candidates_table(three.candidates, 99, "name", "title").texts.rows
-    assert all("[" in row[3] and "[" in row[5] for row in rows if row[1] == "measured")
-
-
-@pytest.mark.slow
-def test_a_partly_disturbed_sweep_names_the_command_that_times_the_rest(build):
-    sweep = build()
-    for seed in (0, 1, 2):
-        for cut, core_wait in (((1, 32, 1), 0.0), ((1, 16, 2), 0.0), ((1, 8, 4), 0.5)):
-            launch = sweep.run(cut, seed=seed, core_wait=core_wait).launch
-            write_json(launch, read_json(launch) | {"command": "batchscape sweep a=1"})
-    tables = load(sweep.path)
-    section = decision_section(find_cells(tables.runs), tables)
-    assert section.answer[0].startswith("Use 1 x 32 x 1 = 32")
-    (settle,) = [text for text in section.settle if "the time of 1 cut." in text]
-    assert "batchscape sweep a=1 timing_repeat=1" in settle
 
 
 def test_one_global_batch_has_nothing_that_a_learning_rate_could_favour(build):
@@ -653,37 +473,10 @@ def test_two_times_quote_no_end_and_say_what_three_would_settle():
     made = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], steps={32: STEPS[32][:2]}, noise=0.2)
     table = made.table[made.table["seed"].lt(2)]
     recommendation = recommend(replace(made, table=table), Needs())
-    assert "compare it with 1 x 32 x 1 and 1 x 16 x 2 (n = 2)" in recommendation.headline
-    assert "do not tell its time" not in recommendation.headline
-    assert recommendation.regret == [
-        "Not identified: what a wrong choice would cost, which takes 3 seeds that reach and 3 "
-        "valid times of another geometry."
-    ]
-    assert "[" not in " ".join([*recommendation.costliest, *recommendation.reasons])
+    assert recommendation.regret[0].startswith("Not identified: what a wrong choice would cost")
     assert "(n = 2) times as long" in recommendation.costliest[0]
-    assert any("too few seeds (n = 2; 3 needed)" in text for text in recommendation.missing)
     measured = recommendation.candidates[recommendation.candidates["source"].eq("measured")]
-    assert recommendation.chosen["time_s"] == measured["time_s"].min(), (
-        "none counts as just as good"
-    )
+    assert recommendation.chosen["time_s"] == measured["time_s"].min()
     carried = recommendation.as_mapping()
     assert carried["time_high_s"] is None
     assert all(row["times_slower_low"] in {None, 1.0} for row in carried["candidates"])
-
-
-def test_a_caption_says_only_what_is_drawn():
-    def drawn(candidates):
-        rows = candidates.candidates.assign(recommended=False)
-        chart = pareto_chart(rows, "", "pareto", "time_to_target")
-        return chart.caption, {marks.kind for marks in chart.marks}
-
-    caption, kinds = drawn(recommend(evidence(), Needs()))
-    assert "95% intervals" in caption
-    assert "Line: the front" in caption
-    assert {"line", "interval"} <= kinds
-    one = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], steps={32: STEPS[32][:2]})
-    caption, kinds = drawn(recommend(one, Needs()))
-    assert "interval" not in caption
-    assert "Line" not in caption
-    assert "Named: the geometry that none beats in either" in caption
-    assert not {"line", "interval"} & kinds

@@ -44,7 +44,7 @@ def errors_of(run: Any, precisions: dict[str, str]) -> Any:
     return gradient_errors(find_cells(runs.assign(precision=runs["run_id"].map(precisions))))
 
 
-def test_errors_against_float64_and_between_decompositions(sketched: Any) -> None:
+def test_errors_against_float64_and_between_decompositions(sketched):
     precisions = {}
     for seed in (0, 1, 2):
         for precision, geometry, error in (
@@ -73,7 +73,7 @@ def test_errors_against_float64_and_between_decompositions(sketched: Any) -> Non
     assert len(row["run_ids"].split()) == len(row["reference_run_ids"].split()) == 3
 
 
-def test_without_float64_decompositions_are_still_compared(sketched: Any) -> None:
+def test_without_float64_decompositions_are_still_compared(sketched):
     sketched(WHOLE, 0.0)
     sketched(PARTS, 2e-7)
     errors = errors_of(sketched, {})
@@ -81,7 +81,7 @@ def test_without_float64_decompositions_are_still_compared(sketched: Any) -> Non
     assert errors["relative_error"].isna().all()
 
 
-def test_other_seeds_and_settings_are_no_reference(sketched: Any) -> None:
+def test_other_seeds_and_settings_are_no_reference(sketched):
     precisions = {
         sketched(WHOLE, 0.0, seed=1, engine__precision="float64").path.name: "float64",
         sketched(WHOLE, 0.0, optimizer__learning_rate=1.0, engine__precision="float64")
@@ -92,7 +92,7 @@ def test_other_seeds_and_settings_are_no_reference(sketched: Any) -> None:
     assert errors_of(sketched, precisions).empty
 
 
-def test_runs_without_a_sketch_are_tolerated(sketched: Any) -> None:
+def test_runs_without_a_sketch_are_tolerated(sketched):
     sketched(WHOLE, None)
     sketched(PARTS, 1e-7)
     sketched((2, 8, 2), 1e-7)
@@ -103,7 +103,7 @@ def test_runs_without_a_sketch_are_tolerated(sketched: Any) -> None:
     assert errors["relative_difference"].tolist() == [0.0]
 
 
-def test_gradients_that_are_not_finite_have_no_error() -> None:
+def test_gradients_that_are_not_finite_have_no_error():
     assert math.isnan(relative_distance(np.full(4, math.nan), np.ones(4)))
     assert math.isnan(relative_distance(np.ones(4), np.zeros(4)))
     assert relative_distance(np.ones(4), np.ones(4)) == 0.0
@@ -111,7 +111,7 @@ def test_gradients_that_are_not_finite_have_no_error() -> None:
         relative_distance(np.ones(4), np.ones(8))
 
 
-def test_the_stated_spread_of_a_ratio() -> None:
+def test_the_stated_spread_of_a_ratio():
     rng = np.random.default_rng(1)
     values, signs = rng.normal(size=(2, 5000)), rng.choice((-1, 1), (400, 5000))
     ratios = []

@@ -16,8 +16,6 @@ from batchscape.analysis import find_cells, load
 from batchscape.analysis.equivalence.paired import judge_equivalence
 from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.numbers import TIMES
-from batchscape.analysis.report.latex import to_latex
-from batchscape.analysis.report.writers import to_markdown
 from batchscape.record.gradient_sketch import write_sketch
 
 
@@ -26,31 +24,23 @@ def section_of(sweep: Any) -> Any:
     return equivalence_section(find_cells(tables.runs), tables)
 
 
-def test_all_equivalent(build: Any) -> None:
+def test_all_equivalent(build):
     section = section_of(build().fork())
     assert "margin of 0.005 nats: all equivalent" in section.answer[0]
     assert section.warnings == []
-    assert [view.name for view in section.tables] == ["equivalence", "decompositions"]
-    assert [picture.name for picture in section.pictures] == [
-        *("equivalence", "divergence"),
-    ]
     assert section.headlines["decomposition_loss_difference"].value == 0.0
-    for view in section.tables:
-        assert len(view.texts.rows) == 3
-        assert to_markdown(view)
-        assert to_latex(view)
+    assert [picture.name for picture in section.pictures] == ["equivalence", "divergence"]
     # Both quantities for the CSV, the one that decides for the page.
-    assert len(section.tables[0].frame) == 6
+    assert [len(section.tables[0].frame), len(section.tables[0].texts.rows)] == [6, 3]
 
 
-def test_one_seed_says_so_loudly(build: Any) -> None:
+def test_one_seed_says_so_loudly(build):
     section = section_of(build().fork(seeds=(0,)))
-    assert "3 not identified" in section.answer[0]
     assert "Not identified for 3 of 3: 1 pair; a spread needs 2." in section.warnings[0]
     assert section.headlines == {}
 
 
-def test_what_differs_is_told(build: Any) -> None:
+def test_what_differs_is_told(build):
     sweep = build()
     for seed in (0, 1, 2):
         for geometry, offset in (((1, 32, 1), 0.0), ((1, 8, 4), 0.1)):
@@ -58,12 +48,11 @@ def test_what_differs_is_told(build: Any) -> None:
                       rounding=1e-6, evaluated=False)  # fmt: skip
     tables = load(sweep.path)
     section = equivalence_section(find_cells(tables.runs), tables)
-    assert section is not None
     assert "by the final training loss" in section.answer[0]
     assert "1 different" in section.answer[0]
 
 
-def test_gradients_have_a_table_even_without_pairs_of_losses(build: Any) -> None:
+def test_gradients_have_a_table_even_without_pairs_of_losses(build):
     sweep = build()
     rng = np.random.default_rng(0)
     base = rng.normal(size=1024)
@@ -71,25 +60,14 @@ def test_gradients_have_a_table_even_without_pairs_of_losses(build: Any) -> None
     for geometry, sketch in (((1, 32, 1), base), ((1, 8, 4), base + away)):
         write_sketch(sweep.run(geometry, status="interrupted"), sketch)
     section = section_of(sweep)
-    assert [view.name for view in section.tables] == ["gradient_errors"]
     assert f"of the first decomposition by 2.0 {TIMES} 10⁻⁷ in float32" in section.answer[0]
-    assert to_markdown(section.tables[0])
 
 
-def test_nothing_to_say(build: Any) -> None:
+def test_nothing_to_say(build):
     sweep = build()
     sweep.run((1, 32, 1))
     sweep.run((1, 64, 1))
     assert section_of(sweep) is None
-
-
-def test_what_is_equal_to_the_last_bit_is_drawn(build: Any) -> None:
-    sweep = build()
-    for seed in (0, 1):
-        sweep.run((1, 32, 1), seed=seed)
-        sweep.run((1, 8, 4), seed=seed, rounding=0.0)
-    section = section_of(sweep)
-    assert [picture.name for picture in section.pictures] == ["equivalence"]
 
 
 def reaches_of(cells: Any, targets: dict[float, set[int]]) -> pd.DataFrame:
@@ -105,19 +83,13 @@ def reaches_of(cells: Any, targets: dict[float, set[int]]) -> pd.DataFrame:
 
 
 @pytest.mark.slow
-def test_the_hardest_target_that_all_reached(build: Any) -> None:
+def test_the_hardest_target_that_all_reached(build):
     tables = load(build().fork().path)
     cells = find_cells(tables.runs)
     everyone = set(cells.table.index)
     reaches = reaches_of(cells, {3.0: everyone, 2.5: everyone, 2.0: {0, 1}})
     section = equivalence_section(cells, tables, reaches)
-    assert section is not None
     assert set(section.tables[0].frame["target_loss"].dropna()) == {2.5}
-    assert len(section.tables[0].texts.rows) == 6
-    none = reaches_of(cells, {2.0: {0, 1}})
-    section = equivalence_section(cells, tables, none)
-    assert section is not None
-    assert len(section.tables[0].texts.rows) == 3
 
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
@@ -130,7 +102,7 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
         max_size=12,
     )
 )
-def test_any_table_gives_verdicts_and_reasons(rows: Any) -> None:
+def test_any_table_gives_verdicts_and_reasons(rows):
     table = pd.DataFrame(rows, columns=["cell", "difference", "value_reference", "margin"])
     judged = judge_equivalence(table.assign(quantity="final_loss", margin_reference=0.005))
     verdicts = {"equivalent", "different", "not identified"}
@@ -140,7 +112,7 @@ def test_any_table_gives_verdicts_and_reasons(rows: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_headline_has_the_level_of_all_others(build: Any) -> None:
+def test_the_headline_has_the_level_of_all_others(build):
     sweep = build()
     for seed in range(4):
         for cut in [(1, 32, 1), (1, 8, 4)]:
@@ -158,7 +130,7 @@ def test_the_headline_has_the_level_of_all_others(build: Any) -> None:
     assert "95%" in headline.method
 
 
-def test_margins_that_differ_are_said_loudly(build: Any) -> None:
+def test_margins_that_differ_are_said_loudly(build):
     sweep = build()
     for seed in (0, 1):
         sweep.run((1, 32, 1), seed=seed)

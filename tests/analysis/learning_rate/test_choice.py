@@ -1,7 +1,5 @@
 """Which runs stand for a tuned learning rate, and when the reader is warned."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd
@@ -110,10 +108,6 @@ def test_a_table_without_rates_is_returned_untuned():
     assert len(chosen) == len(table)
     assert not chosen["tuned"].any()
     assert "no learning rates" in tuning_warning(table)
-
-
-def test_tuned_batches_need_no_warning():
-    assert tuning_warning(reaches(TUNED)) is None
 
 
 @pytest.mark.parametrize(

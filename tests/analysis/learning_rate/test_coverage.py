@@ -5,8 +5,6 @@ between the points of the grid. Seeds differ in level, in all of their runs alik
 they want themselves (shared by all batches), and by noise.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -98,7 +96,7 @@ def test_a_parabola_in_the_rate_has_no_bias():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("noise", "n"), [(0.001, 3), (0.05, 3), (0.2, 5)])
+@pytest.mark.parametrize(("noise", "n"), [(0.001, 3), (0.2, 5)])
 @pytest.mark.parametrize("factor", [2, math.sqrt(10)])
 @pytest.mark.parametrize("curve", [bowl, linear, slope, steep, quadratic])
 def test_bias_and_coverage_by_shape_and_grid(curve, factor, noise, n):
@@ -255,7 +253,7 @@ def print_table(sweeps):
 @pytest.mark.slow
 @pytest.mark.parametrize("follows", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("factor", [2, 4])
-@pytest.mark.parametrize("truth", [0.0, 0.3, 0.75])
+@pytest.mark.parametrize("truth", [0.0, 0.75])
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 def test_walls_and_grids_that_batches_share_leave_the_truth_in(curve, truth, factor, follows):
     settings = {"factor": factor, "follows": follows, "truth": truth, "sweeps": 60}

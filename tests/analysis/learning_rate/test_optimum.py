@@ -1,13 +1,11 @@
 """The best learning rate of a batch, against curves whose lowest point is known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
@@ -60,17 +58,6 @@ def test_a_parabola_is_found_exactly(best, level, depth):
     optimum = optimum_of(points, costs)
     assert optimum.value == pytest.approx(math.log(best), abs=1e-6)
     assert optimum.low - 1e-9 <= math.log(best) <= optimum.high + 1e-9
-
-
-@settings(max_examples=10)
-@given(best=st.floats(0.0021, 0.0079), factor=st.floats(0.01, 100))
-def test_the_unit_of_the_learning_rate_does_not_matter(best, factor):
-    row = only(sweep(bowl(best), noise=0.01))
-    scaled = sweep(bowl(best), noise=0.01)
-    scaled["learning_rate"] *= factor
-    again = only(scaled)
-    for name in ("learning_rate", "low", "high", "grid_learning_rate"):
-        assert again[name] == pytest.approx(factor * row[name], rel=1e-6)
 
 
 @pytest.mark.parametrize("factor", [math.sqrt(2), 2, math.sqrt(10)])

@@ -68,7 +68,7 @@ def legend(page: Any, chart: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_page_of_a_sweep(varied: Any, browser: Any) -> None:
+def test_the_page_of_a_sweep(varied, browser):
     out = write_report([varied.path], targets=[3.4, 2.55], figures=False).out
     page = browser(out / "report.html")
     page.wait_for_selector("header figure[data-drawn=yes]")
@@ -80,7 +80,6 @@ def test_the_page_of_a_sweep(varied: Any, browser: Any) -> None:
         assert page.locator(f"main figure[id='{name}'] canvas").count() == 1, name
         assert any(drawn(page, name).values()), name
     _loss_shows_the_reaches(page, out)
-    _steps_are_those_of_the_reaches(page, out)
     _fields_are_those_of_the_comparison(page, out)
     _rows_open_and_sort(page)
     _points_open_their_runs(page)
@@ -105,36 +104,6 @@ def _loss_shows_the_reaches(page: Any, out: Path) -> None:
             for row in met:
                 run, x = runs[row["runs"][0]][0], row[axis]
                 assert (x is None and np.isnan(expected[run])) or x == expected[run]
-
-
-def _steps_are_those_of_the_reaches(page: Any, out: Path) -> None:
-    reaches = pd.read_csv(out / "tables" / "reaches.csv")
-    curve = pd.read_csv(out / "tables" / "tradeoff_curve.csv")
-    names = [row[0] for row in content(page)["runs"]["rows"]]
-    censored = 0
-    for key in options(page, "steps_to_target", "target"):
-        group, target = key.split("|")
-        reaches_of_target = reaches[
-            reaches["group"].eq(int(group)) & reaches["target_loss"].eq(float(target))
-        ]
-        reaches_of_target = reaches_of_target[reaches_of_target["is_best"]]
-        rows_by_name = choose(page, "steps_to_target", target=key)
-        met = reaches_of_target[reaches_of_target["outcome"].eq("reached")].set_index("run_id")
-        assert len(rows_by_name["runs"]) == len(met) == met["trajectory_id"].nunique() > 0
-        for row in rows_by_name["runs"]:
-            expected = met.loc[names[row["runs"][0]]]
-            assert row["global_batch_size"] == expected["global_batch_size"]
-            for column in AXES.values():
-                is_equal = row[column] == expected[column]
-                assert is_equal or (row[column] is None and np.isnan(expected[column]))
-        fit = curve[curve["group"].eq(int(group)) & curve["target_loss"].eq(float(target))]
-        for name, column in (("fit", "steps"), ("perfect scaling", "perfect_steps")):
-            assert [row["steps_to_target"] for row in rows_by_name[name]] == fit[column].tolist()
-        short = reaches_of_target[reaches_of_target["outcome"].isin(["censored", "pruned"])]
-        assert len(rows_by_name["not reached: more than this"]) == len(short)
-        censored += len(short)
-        assert [row["global_batch_size"] for row in rows_by_name["diverged"]] == [128]
-    assert censored > 0
 
 
 def _fields_are_those_of_the_comparison(page: Any, out: Path) -> None:
@@ -215,63 +184,3 @@ def _fits_a_telephone_and_the_dark(page: Any) -> None:
         .filter((e) => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).length"""
     assert page.evaluate(nameless) == 0
     assert page.locator("#loss").get_by_label("Against").count() == 1
-
-
-@pytest.mark.slow
-def test_learning_rates_and_noise_scales(build: Any, browser: Any) -> None:
-    sweep = build(name="learning_rate")
-    for batch in (8, 16, 32):
-        for rate in (1e-3, 3e-3, 9e-3):
-            for seed in (0, 1, 2):
-                # Parabolas in the logarithm of the rate, whose lowest points grow with the batch.
-                away = np.log(rate / (2e-3 * (batch / 8) ** 0.5))
-
-                def loss(step: np.ndarray, seed: int = seed, away: float = away) -> np.ndarray:
-                    return 2 + 3 * np.exp(-step / 9) + 0.2 * away**2 + 0.01 * seed
-
-                sweep.run(
-                    (1, batch // 2, 2),
-                    seed=seed,
-                    optimizer_steps=320 // batch,
-                    loss=loss,
-                    held_out=loss,
-                    noise=(2.0, 0.1),
-                    optimizer={"name": "adamw", "learning_rate": rate},
-                )
-    out = write_report([sweep.path], figures=False).out
-    page = browser(out / "report.html")
-    page.click("#open-all")
-    page.wait_for_function(ALL_DRAWN)
-    settings = options(page, "loss", "setting")
-    assert settings == ["best", "s0", "s1", "s2", ""]
-    for setting in settings:
-        rows = choose(page, "loss", setting=setting)["line"]
-        assert legend(page, "loss") == {row["series"] for row in rows}
-    best = pd.read_csv(out / "tables" / "learning_rates.csv")
-    optima = drawn(page, "learning_rates")["best"]
-    inside = best[best["learning_rate"].notna()]
-    assert len(inside) >= 2
-    assert {(row["global_batch_size"], row["learning_rate"]) for row in optima} == set(
-        zip(inside["global_batch_size"], inside["learning_rate"], strict=True)
-    )
-    costs = pd.read_csv(out / "tables" / "learning_rate_costs.csv")
-    value = "steps_to_target" if "steps_to_target" in costs else "final_eval_loss"
-    points = drawn(page, "learning_rate_costs")["point"]
-    finite = costs[np.isfinite(costs[value])]
-    assert np.allclose(
-        sorted((row["learning_rate"], row[value]) for row in points),
-        sorted(zip(finite["learning_rate"], finite[value], strict=True)),
-    )
-    noise = pd.read_csv(out / "tables" / "noise_scale.csv")
-    identified = noise[noise["note"].isna()]
-    estimates = {row["estimate"] for row in drawn(page, "noise_scale")["noise scale"]}
-    assert estimates == set(identified["estimate"])
-    # Rows of one geometry and several learning rates have the runs of their own rate.
-    ids = [row[0] for row in content(page)["runs"]["rows"]]
-    table = page.locator("table", has_text="noise scale (samples)").first
-    rows = table.locator("tr[data-runs]").evaluate_all("rows => rows.map((r) => r.dataset.runs)")
-    runs = pd.read_csv(out / "tables" / "runs.csv").set_index("run_id")
-    assert len(rows) == 9
-    for row, rate in zip(rows, noise["optimizer.learning_rate"], strict=True):
-        runs_of_row = runs.loc[[ids[int(position)] for position in row.split(",")]]
-        assert runs_of_row["learning_rate"].tolist() == [rate] * 3

@@ -16,22 +16,11 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis import find_cells, load, write_report
-from batchscape.analysis.cells import GEOMETRY
-from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.claims.topic import claims_section
-from batchscape.analysis.comparison import compare
-from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.equivalence.topic import equivalence_section
-from batchscape.analysis.figures.comparison import comparison_charts
 from batchscape.analysis.page import page as page_module
-from batchscape.analysis.page.tables import RunIndex, html_table
-from batchscape.analysis.report.tables import comparison_table
-from batchscape.analysis.report.topic import Section
+from batchscape.analysis.page.tables import RunIndex
 from batchscape.analysis.report.topics import Material, find_sections
-from batchscape.analysis.tradeoff.topic import tradeoff_section
-from batchscape.record.tables import Tables
 
-GPT = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128}
 VENDOR = Path(page_module.__file__).parent / "vendor"
 
 
@@ -65,22 +54,12 @@ class Parsed(HTMLParser):
             self.texts.append(data)
 
 
-@pytest.fixture
-def joined(build: Any) -> Tables:
-    """The same cuts on two machines; runs have the same ids on both."""
-    sweeps = [build("one").fork((0, 1, 2)), build("two")]
-    for cut in ((1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)):
-        for seed in (0, 1, 2):
-            sweeps[1].run(cut, seed=seed, hardware="Other CPU", core_wait=1e-6)
-    return load(*(sweep.path for sweep in sweeps))
-
-
 def content_of(html: str) -> dict[str, Any]:
     return json.loads(Parsed(html).scripts[0])
 
 
 @pytest.mark.slow
-def test_texts_of_others_do_nothing(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_others_do_nothing(build, monkeypatch):
     """A reason, a name and a setting may hold anything: no element, no secret, no control."""
     key = "f" * 20 + "0" * 20
     monkeypatch.setenv("WANDB_API_KEY", key)
@@ -116,7 +95,7 @@ def pinned() -> dict[str, str]:
     return hashes_by_file
 
 
-def test_the_library_is_the_pinned_one() -> None:
+def test_the_library_is_the_pinned_one():
     files = {path.name for path in VENDOR.iterdir()} - {"pinned.toml"}
     assert files == set(pinned())
     for name, expected in pinned().items():
@@ -124,7 +103,7 @@ def test_the_library_is_the_pinned_one() -> None:
 
 
 @pytest.mark.slow
-def test_links_lead_to_files_and_rows_to_their_runs(varied: Any) -> None:
+def test_links_lead_to_files_and_rows_to_their_runs(varied):
     """The runs behind each row of the comparison are those of its CSV file."""
     out = write_report([varied.path], figures=False).out
     html = (out / "report.html").read_text()
@@ -139,43 +118,9 @@ def test_links_lead_to_files_and_rows_to_their_runs(varied: Any) -> None:
     run_ids_by_row = [{names[int(position)] for position in row.split(",")} for row in rows]
     expected = [set(ids.split(";")) for ids in comparison["run_ids"]]
     assert sorted(map(sorted, run_ids_by_row)) == sorted(map(sorted, expected))
-    # Of a table that shows a part of its rows, each row has its own runs too.
-    checked = 0
-    claims = pd.read_csv(out / "tables" / "claims.csv").set_index("claim")
-    for positions, claim in re.findall(
-        r'data-runs="([\d,]+)">\s*<td[^>]*><button[^>]*>([\w-]+)</button>', html
-    ):
-        if claim in claims.index:
-            ids = claims.loc[claim, "run_ids"].split(";")
-            assert {names[int(n)] for n in positions.split(",")} == set(ids)
-            checked += 1
-    assert checked > 2
 
 
-@pytest.mark.slow
-def test_a_recommended_cut_opens_its_own_runs(joined: Tables) -> None:
-    """On its own machine, though runs have the same ids on both; what is predicted has none."""
-    tables, cells = joined, find_cells(joined.runs)
-    assert cells.runs["run_id"].value_counts().eq(2).sum() == 12
-    index = RunIndex(cells)
-    section = decision_section(cells, tables)
-    assert section is not None
-    opened = []
-    for view in section.tables:
-        for row, positions in zip(
-            view.rows or [], html_table(view, index.of_table(view)).runs, strict=True
-        ):
-            record = view.frame.loc[row]
-            runs = cells.runs.iloc[list(positions)]
-            assert (len(runs) > 0) == (record["source"] == "measured")
-            for name in GEOMETRY:
-                assert runs[name].eq(record[name]).all()
-            opened += [(view.name, name) for name in runs["hardware"].unique()]
-    machines = dict(opened)
-    assert len(set(opened)) == len(machines) == len(set(machines.values())) == 2
-
-
-def test_rows_open_nothing_that_is_not_sure(build: Any) -> None:
+def test_rows_open_nothing_that_is_not_sure(build):
     sweeps = [build("one"), build("two")]
     sweeps[0].run((1, 32, 1))
     sweeps[1].run((1, 32, 1), hardware="Other CPU", core_wait=1e-6)
@@ -192,115 +137,7 @@ def test_rows_open_nothing_that_is_not_sure(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_claims_of_joined_folders_open_the_runs_of_their_machine(joined: Tables) -> None:
-    tables, cells = joined, find_cells(joined.runs)
-    section = claims_section(Evidence(cells, tables.steps, tables.evals, tables.ranks))
-    assert section is not None
-    (view,) = section.tables
-    index = RunIndex(cells)
-    rows = zip(view.rows or [], html_table(view, index.of_table(view)).runs, strict=True)
-    opened = 0
-    for record, positions in ((view.frame.loc[row], positions) for row, positions in rows):
-        runs = cells.runs.iloc[list(positions)]
-        assert sorted(set(runs["run_id"])) == sorted(filter(None, record["run_ids"].split(";")))
-        assert all(hardware in record["context"] for hardware in runs["hardware"])
-        opened += len(runs)
-    assert opened > 24
-
-
-@pytest.mark.slow
-def test_joined_sweeps_are_called_by_their_names(build: Any, tmp_path: Path) -> None:
-    """Not by the eight settings in which they differ; cells that never ran are theirs too."""
-    one, two = build("one", name="first_study"), build("two", name="second_study")
-    for seed in (0, 1):
-        one.run((1, 32, 1), seed=seed)
-        one.run((1, 8, 4), seed=seed)
-        other = {"model": {**GPT, "n_layers": 4}, "loader": {"workers": 1}}
-        two.run((1, 32, 1), seed=seed, schedule={"name": "cosine"}, **other)
-    one.reject((2, 32, None), 32, "global_batch_size must be a multiple of 2 x 32 (32 is not)")
-    report = write_report([one.path, two.path], tmp_path / "joint", figures=False)
-    assert report.files[0].read_text().startswith("# first\\_study and second\\_study")
-    html = (report.out / "report.html").read_text()
-    loss = html[html.index('id="loss"') :]
-    settings = re.search(r'data-choice="setting">(.*?)</select>', loss, re.DOTALL)[1]
-    assert re.findall(r">(\w+)</option>", settings) == ["first_study", "second_study", "all"]
-
-
-def test_chart_opens_at_what_the_sentence_speaks_of() -> None:
-    """Of the first group, and the target of the most batch sizes; each row has its own runs."""
-    rows = []
-    for group in (0, 1):
-        for batch in (8, 16, 32, 64):
-            for seed in (0, 1, 2):
-                for target, more in ((3.0, 1), (2.0, 3)):
-                    steps = more * (100 + 4000 / batch) * (1 + 0.01 * seed)
-                    met = batch < 64 or target > 2.5
-                    rows.append(
-                        {
-                            "group": group,
-                            "target_loss": target,
-                            "global_batch_size": batch,
-                            "seed": seed,
-                            "run_id": f"g{group}-b{batch}-s{seed}",
-                            "outcome": "reached" if met else "censored",
-                            "steps_to_target": steps if met else np.nan,
-                            "steps_low": steps,
-                            "samples_to_target": np.nan,
-                            "tokens_to_target": np.nan,
-                            "time_to_target_s": np.nan,
-                        }
-                    )
-    reaches = pd.DataFrame(rows)
-    section = tradeoff_section(reaches)
-    assert section is not None
-    assert "a loss of 3" in section.short[0]
-    chart = section.pictures[0]
-    assert next(iter(chart.choices[0].options.values())) == "group 0: loss 3"
-    assert len(chart.choices[0].options) == 4
-    tables = {view.name: view.frame for view in section.tables}
-    for name, runs in tables["tradeoff_fit"].groupby("group"):
-        group = name.removeprefix("group ")
-        for batch, ids in zip(runs["global_batch_size"], runs["run_ids"], strict=True):
-            assert sorted(ids.split()) == [f"g{group}-b{batch:g}-s{seed}" for seed in (0, 1, 2)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("evaluated", [True, False])
-def test_times_of_a_step_are_not_called_times_to_a_target(build: Any, evaluated: bool) -> None:
-    sweep = build()
-    for cut in ((1, 32, 1), (2, 8, 2), (1, 8, 4)):
-        for seed in (0, 1, 2):
-            sweep.run(cut, seed=seed, evaluated=evaluated)
-    tables = load(sweep.path)
-    section = decision_section(find_cells(tables.runs), tables)
-    assert section is not None
-    (card,) = page_module.recommended_cards([section])
-    assert ("to the target" in card["time"]) == evaluated
-    assert ("device-hours" in card["time"]) == evaluated
-    assert card["time"].endswith(" a step") != evaluated
-    assert [chart.name for chart in section.pictures] == ["pareto"] * evaluated
-
-
-def test_costs_of_learning_rates_are_one_line_a_cut(build: Any) -> None:
-    sweep = build()
-    for rate in (1e-3, 3e-3, 9e-3):
-        for micro in (8, 16):
-            for loader in ({}, {"workers": 1}):
-                optimizer = {"name": "adamw", "learning_rate": rate}
-                sweep.run((1, micro, 1), optimizer=optimizer, loader=loader)
-    cells = find_cells(load(sweep.path).runs)
-    index = RunIndex(cells)
-    (chart,) = (one for one in comparison_charts(cells, compare(cells)) if one.name == "cost")
-    lines = chart.marks[0].table
-    assert lines["series"].nunique() == 2, "fetching samples ahead decides the time of a step"
-    for _, line in lines.groupby("series"):
-        assert line["micro_batch_size"].tolist() == [8, 8, 8, 16, 16, 16]
-        runs = cells.runs.iloc[[run for behind in index.of_rows(line) for run in behind]]
-        assert sorted(runs["learning_rate"]) == [1e-3, 1e-3, 3e-3, 3e-3, 9e-3, 9e-3]
-
-
-@pytest.mark.slow
-def test_cuts_of_two_experiments_are_not_on_one_line(build: Any) -> None:
+def test_cuts_of_two_experiments_are_not_on_one_line(build):
     sweep = build()
     for rate in (1e-3, 3e-3):
         for cut in ((1, 32, 1), (2, 8, 2), (1, 8, 4)):
@@ -309,7 +146,6 @@ def test_cuts_of_two_experiments_are_not_on_one_line(build: Any) -> None:
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
     section = equivalence_section(cells, tables)
-    assert section is not None
     (chart,) = (one for one in section.pictures if one.name == "equivalence")
     points = chart.marks[0].table
     index = RunIndex(cells)
@@ -321,54 +157,13 @@ def test_cuts_of_two_experiments_are_not_on_one_line(build: Any) -> None:
             assert {f"learning rate {rate:g}" in name for rate in runs["learning_rate"]} == {True}
 
 
-def test_a_layer_of_the_map_has_the_rate_that_its_cells_trained_with(build: Any) -> None:
-    """A rule doubles the rates at B = 32; what was rejected there was trained with none."""
-    sweep = build()
-    for rate in (1e-3, 3e-3):
-        for cut in ((1, 8, 1), (1, 4, 2), (1, 32, 1), (1, 8, 4)):
-            sweep.run(cut, optimizer={"name": "adamw", "learning_rate": rate})
-    sweep.reject((2, 32, None), 32, "global_batch_size must be a multiple of 64")
-    runs = load(sweep.path).runs
-    factor = runs["global_batch_size"].map({8: 1.0, 32: 2.0})
-    scaled = runs["optimizer.learning_rate"].astype(float) * factor
-    cells = find_cells(runs.assign(learning_rate=scaled.where(runs["status"].ne("rejected"))))
-    chart = next(comparison_charts(cells, compare(cells)))
-    assert chart.name == "heat_map"
-    (layers,) = (choice.options for choice in chart.choices)
-    assert sorted(layers.values()) == [
-        *("32, learning rate 0.002", "32, learning rate 0.006"),
-        *("8, learning rate 0.001", "8, learning rate 0.003"),
-    ]
-
-
 @pytest.mark.slow
-def test_recommendations_without_room_are_counted(build: Any) -> None:
-    sweep = build()
-    for cut in ((1, 32, 1), (1, 8, 4)):
-        sweep.run(cut)
-    tables = load(sweep.path)
-    cells = find_cells(tables.runs)
-    section = decision_section(cells, tables)
-    assert section is not None
-    table = comparison_table(compare(cells), cells)
-    html = page_module.html_page(
-        Material(cells, tables),
-        comparison=Section("Comparison", tables=[table]),
-        sections=[section] * 5,
-        notes=[],
-        methods={},
-    )
-    assert html.count("Recommended geometry") == 3
-    assert "2 more recommended" in html
-
-
-@pytest.mark.slow
-def test_reaches_say_which_of_them_the_chart_shows(build: Any) -> None:
+def test_reaches_say_which_of_them_the_chart_shows(build):
     """Those at the best learning rate, one a trajectory."""
     sweep = build()
     for rate, floor in ((1e-3, 2.0), (3e-3, 1.5)):
 
-        def loss(step: np.ndarray, floor: float = floor) -> np.ndarray:
+        def loss(step, floor=floor):
             return floor + 3 * np.exp(-step / 5)
 
         for batch in (16, 32):

@@ -96,7 +96,7 @@ def files_in(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_serves_what_it_made_to_this_machine_alone(build: Any) -> None:
+def test_serves_what_it_made_to_this_machine_alone(build):
     sweep = build()
     for geometry in GEOMETRIES:
         sweep.run(geometry)
@@ -135,9 +135,7 @@ def test_serves_what_it_made_to_this_machine_alone(build: Any) -> None:
     assert files_in(sweep.path) == before
 
 
-def test_what_cannot_be_viewed_is_a_message(
-    build: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_viewed_is_a_message(build, tmp_path, capsys):
     assert main(["view", str(tmp_path / "nowhere")]) == 2
     assert "does not exist" in capsys.readouterr().err
     sweep = build()
@@ -151,7 +149,7 @@ def test_what_cannot_be_viewed_is_a_message(
 
 
 @pytest.mark.slow
-def test_the_page_follows_the_runs(build: Any, browser: Any) -> None:
+def test_the_page_follows_the_runs(build, browser):
     """What a reader has chosen stays; who looks at the runs behind a number is left in peace."""
     sweep = build()
     reason = "global_batch_size must be a multiple of 2 x 32 (32 is not)"
@@ -211,9 +209,7 @@ def test_the_page_follows_the_runs(build: Any, browser: Any) -> None:
     lock.release()
 
 
-def test_a_page_that_cannot_be_made_says_so_until_it_can(
-    build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_cannot_be_made_says_so_until_it_can(build, monkeypatch):
     sweep = build()
     sweep.run()
     server = SimpleNamespace(snapshot=view_module._Snapshot(0, "", ""))

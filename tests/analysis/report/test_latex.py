@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +16,7 @@ PACKAGES = r"\usepackage{array}\usepackage{longtable}\usepackage[textwidth=7.25i
 
 
 @given(st.text())
-def test_nothing_is_left_active_and_nothing_outside_ascii(text: str) -> None:
+def test_nothing_is_left_active_and_nothing_outside_ascii(text):
     escaped = escape_latex(text)
     assert escaped.isascii()
     assert escaped.isprintable()
@@ -29,12 +27,12 @@ def test_nothing_is_left_active_and_nothing_outside_ascii(text: str) -> None:
     assert groups.count("{") == groups.count("}")
 
 
-def test_every_character_is_kept() -> None:
+def test_every_character_is_kept():
     assert escape_latex("10⁻¹² of 漢") == "10$^{-12}$ of {[}U+6F22{]}"
     assert escape_latex("a_b  c\n--d") == r"a\_b c {-}{-}d"
 
 
-def test_a_minus_is_no_hyphen_and_a_lone_x_a_sign() -> None:
+def test_a_minus_is_no_hyphen_and_a_lone_x_a_sign():
     assert escape_latex("-1.5 [-2, -∞]") == r"$-$1.5 {[}$-$2, $-$$\infty${]}"
     assert escape_latex("t-test 2-3 a-4") == "t{-}test 2{-}3 a{-}4"
     assert escape_latex("1 x 8 x 4, x = 2 x") == r"1 $\times$ 8 $\times$ 4, x = 2 x"
@@ -45,7 +43,7 @@ def table_of(name: str, frame: pd.DataFrame, **options: Any) -> Table:
     return Table(name, "", frame, columns, **options)
 
 
-def test_tables_compile_break_their_lines_and_are_read_back(latex: Callable[..., Any]) -> None:
+def test_tables_compile_break_their_lines_and_are_read_back(latex):
     """TeX itself measures: a box that sticks out of the page is in its log."""
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=120).round(3)
@@ -74,10 +72,7 @@ def test_tables_compile_break_their_lines_and_are_read_back(latex: Callable[...,
     assert not re.search(r"^[\[*]", files["wide"], re.MULTILINE)
 
 
-@pytest.mark.parametrize("two_columns", [False, True])
-def test_a_box_that_sticks_out_is_seen(latex: Callable[..., Any], two_columns: bool) -> None:
-    row = " & ".join(["2.4217"] * (8 if two_columns else 15))
-    columns = "\\twocolumn " if two_columns else ""
-    kinds = "r" * (row.count("&") + 1)
-    paper = latex(rf"{columns}\noindent\begin{{tabular}}{{{kinds}}}{row}\end{{tabular}}")
+def test_a_box_that_sticks_out_is_seen(latex):
+    row = " & ".join(["2.4217"] * 15)
+    paper = latex(rf"\noindent\begin{{tabular}}{{{'r' * 15}}}{row}\end{{tabular}}")
     assert len(paper.too_wide) == 1

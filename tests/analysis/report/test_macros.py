@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.report.macros import headline_rows, macro_name, macros
@@ -31,18 +28,13 @@ HEADLINES = {
 }
 
 
-def test_names_hold_letters_only() -> None:
+def test_names_hold_letters_only():
     assert macro_name("critical_batch_size_overhead20") == "bsCriticalBatchSizeOverheadTwoZero"
     assert macro_name("e_min") == "bsEMin"
 
 
-@given(st.from_regex(r"[a-z][a-z0-9_]*", fullmatch=True))
-def test_every_valid_name_becomes_letters(name: str) -> None:
-    assert re.fullmatch("bs[A-Z][A-Za-z]*", macro_name(name))
-
-
 @pytest.mark.parametrize("name", ["", "2x", "a b", "a-b", "_a", "straße", "a\n", "a%"])
-def test_other_names_are_refused(name: str) -> None:
+def test_other_names_are_refused(name):
     with pytest.raises(AnalysisError, match="letters, digits and underscores"):
         macro_name(name)
 
@@ -58,12 +50,12 @@ def test_other_names_are_refused(name: str) -> None:
         ("a", "folder"),
     ],
 )
-def test_names_that_give_the_same_command_are_refused(pair: tuple[str, str]) -> None:
+def test_names_that_give_the_same_command_are_refused(pair):
     with pytest.raises(AnalysisError, match="names that differ"):
         macros(dict.fromkeys(pair, estimate(1.0, 0.5, 2.0)))
 
 
-def test_every_command_has_a_text_and_each_headline_a_comment() -> None:
+def test_every_command_has_a_text_and_each_headline_a_comment():
     text = macros(HEADLINES)
     for name in HEADLINES:
         assert f"% {name}: a definition; n = " in text
@@ -74,7 +66,7 @@ def test_every_command_has_a_text_and_each_headline_a_comment() -> None:
     assert "nan" not in text.lower()
 
 
-def test_a_definition_cannot_break_out_of_its_comment() -> None:
+def test_a_definition_cannot_break_out_of_its_comment():
     odd = Estimate(1.0, 0.5, 2.0, 3, "100%\n_", "m\r\\n", "one\ntwo\x85three\u2028four", None)
     lines = macros({"x": odd}).splitlines()
     assert all(
@@ -83,7 +75,7 @@ def test_a_definition_cannot_break_out_of_its_comment() -> None:
     )
 
 
-def test_every_number_is_read_back_from_the_page(latex: Callable[..., Any]) -> None:
+def test_every_number_is_read_back_from_the_page(latex):
     body = "\n\n".join(
         rf"{i}: \{macro_name(name)}{{}} from \{macro_name(name)}Low{{}} to "
         rf"$\{macro_name(name)}High$ with n=\{macro_name(name)}N; \{macro_name(name)}Text."
@@ -106,13 +98,7 @@ def test_every_number_is_read_back_from_the_page(latex: Callable[..., Any]) -> N
     assert "undefined" not in paper.log.lower()
 
 
-def test_no_headline_is_no_number(latex: Callable[..., Any]) -> None:
-    text = macros({})
-    assert r"\newcommand{\bsHeadlines}" in text
-    latex("x", preamble=r"\input{macros}", macros=text)
-
-
-def test_headlines_of_several_groups_name_the_group() -> None:
+def test_headlines_of_several_groups_name_the_group():
     several = {
         f"time_to_target_{n}": estimate(1.0, 0.5, 2.0, group=f"width {n + 8}") for n in (0, 1)
     }

@@ -4,11 +4,8 @@ import re
 from typing import Any
 
 from batchscape.analysis import find_cells, load
-from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.report.methods import methods
 from batchscape.analysis.report.topic import Section
-
-NAN = float("nan")
 
 
 def said(sweeps: list[Any], *sections: Section) -> dict[str, str]:
@@ -16,7 +13,7 @@ def said(sweeps: list[Any], *sections: Section) -> dict[str, str]:
     return {title: " ".join(text) for title, text in methods(cells, sections).items()}
 
 
-def test_what_varied_and_what_was_fixed_are_told_apart_by_sweep(build: Any) -> None:
+def test_what_varied_and_what_was_fixed_are_told_apart_by_sweep(build):
     cuts, rates = build("cuts", "cuts"), build("rates", "rates")
     for seed in (0, 1, 2):
         for geometry in ((1, 32, 1), (2, 8, 2)):
@@ -40,15 +37,10 @@ def test_what_varied_and_what_was_fixed_are_told_apart_by_sweep(build: Any) -> N
     assert "learning rate 0" not in text["Held fixed"]
     # 40 optimizer steps of 32 and of 8 samples.
     assert "A run was to see 320, 1280 samples, in 40 optimizer steps." in text["Held fixed"]
-    assert "Samples to train on: 10000." in text["Held fixed"]
-    assert "Scaling" not in text["Held fixed"]
     assert "Completed runs of a cell: 2, 3." in text["Seeds and intervals"]
-    assert "runs of equal seed are paired" in text["Seeds and intervals"]
-    # What two launchers did at the same time is in no setting of theirs.
-    assert "Each launcher ran 1 run at a time." in text["Times"]
 
 
-def test_a_setting_that_some_runs_lack_is_not_held_fixed(build: Any) -> None:
+def test_a_setting_that_some_runs_lack_is_not_held_fixed(build):
     sweep = build()
     sweep.run()
     sweep.run(optimizer={"name": "sgd", "learning_rate": 0.1, "momentum": 0.85})
@@ -58,7 +50,7 @@ def test_a_setting_that_some_runs_lack_is_not_held_fixed(build: Any) -> None:
     assert "beta1" not in text["Held fixed"]
 
 
-def test_rules_of_scaling_stand_beside_the_settings_as_they_are_written(build: Any) -> None:
+def test_rules_of_scaling_stand_beside_the_settings_as_they_are_written(build):
     sweep = build()
     for micro in (8, 32):
         rules = {"reference_global_batch_size": 16, "learning_rate": "linear"}
@@ -69,7 +61,7 @@ def test_rules_of_scaling_stand_beside_the_settings_as_they_are_written(build: A
     assert "Scaling: reference global batch size 16, learning rate linear" in text
 
 
-def test_times_machines_and_what_was_left_out(build: Any) -> None:
+def test_times_machines_and_what_was_left_out(build):
     sweep = build()
     sweep.run((1, 8, 4), measure__warmup_optimizer_steps=3)
     sweep.run((4, 8, 1), measure__warmup_optimizer_steps=3)
@@ -87,25 +79,9 @@ def test_times_machines_and_what_was_left_out(build: Any) -> None:
     assert "1 run diverged or was pruned" in text["Seeds and intervals"]
     assert "3 runs on Example CPU, 2 cores, cpu, float32" in text["Machines and software"]
     assert "1 run on Another CPU" in text["Machines and software"]
-    for version in ("batchscape 0.1.0", "Python 3.11.2", "PyTorch 2.9.0", f"code {'0' * 12}."):
-        assert version in text["Machines and software"]
 
 
-def test_methods_of_identified_headlines_are_named_once(build: Any) -> None:
-    sweep = build()
-    sweep.run()
-    identified = Estimate(1.0, 0.5, 2.0, 3, "", "jackknife over 3 seeds", "d")
-    unknown = Estimate(NAN, NAN, NAN, 3, "", "none", "d")
-    headlines = dict.fromkeys(("one", "two", "three", "four"), identified)
-    text = said([sweep], Section("T", headlines={**headlines, "five": unknown}))
-    assert (
-        "Interval of one, two, three and 1 more: jackknife over 3 seeds."
-        in text["Seeds and intervals"]
-    )
-    assert "none" not in text["Seeds and intervals"]
-
-
-def test_without_a_launched_run_there_are_no_methods(build: Any) -> None:
+def test_without_a_launched_run_there_are_no_methods(build):
     sweep = build()
     sweep.reject((3, None, None), 32, "no such cut")
     assert said([sweep]) == {

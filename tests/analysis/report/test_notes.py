@@ -13,20 +13,13 @@ def notes_of(sweep: Any) -> str:
     return "\n".join(find_notes(find_cells(tables.runs), tables.damaged))
 
 
-def test_nothing_to_say(build: Any) -> None:
-    sweep = build()
-    for seed in (0, 1):
-        sweep.run(seed=seed)
-    assert notes_of(sweep) == ""
-
-
-def test_rejected_and_oversubscribed(build: Any) -> None:
+def test_rejected_and_oversubscribed(build):
     notes = notes_of(build().fork(seeds=(0, 1)))
     assert "2 cells (4 runs)" in notes
     assert "2 runs are left out (oversubscribed: 4 ranks on 2 cores)" in notes
 
 
-def test_a_busy_machine(build: Any) -> None:
+def test_a_busy_machine(build):
     sweep = build()
     for seed, share in enumerate((0.04, 0.06, 0.08, 0.3)):
         sweep.run(seed=seed, core_wait=share)
@@ -37,7 +30,7 @@ def test_a_busy_machine(build: Any) -> None:
     assert excluded in notes_of(sweep)
 
 
-def test_many_failures_are_counted(build: Any) -> None:
+def test_many_failures_are_counted(build):
     sweep = build()
     for seed in range(13):
         sweep.run(seed=seed, status="failed", reason="out of luck", done=1)
@@ -46,7 +39,7 @@ def test_many_failures_are_counted(build: Any) -> None:
     assert "3 more runs are failed" in notes
 
 
-def test_what_the_metrics_of_a_program_lack_is_said(build: Any) -> None:
+def test_what_the_metrics_of_a_program_lack_is_said(build):
     sweep = build()
     for seed in range(3):
         sweep.run(seed=seed, reason="its metrics begin late" if seed else None)
@@ -54,7 +47,7 @@ def test_what_the_metrics_of_a_program_lack_is_said(build: Any) -> None:
     assert "): its metrics begin late." in notes_of(sweep)
 
 
-def test_targets_labels_and_missing_losses(build: Any) -> None:
+def test_targets_labels_and_missing_losses(build):
     sweep = build()
     label = {"not_invariant": "dropout 0.1"}
     sweep.run(seed=0, ranks=label, stop_reason="target")
@@ -68,20 +61,20 @@ def test_targets_labels_and_missing_losses(build: Any) -> None:
     assert "1 run completed without a finite final eval loss; " in notes
 
 
-def test_a_warmup_that_outlasts_the_training_is_noted(build: Any) -> None:
+def test_a_warmup_that_outlasts_the_training_is_noted(build):
     sweep = build()
     sweep.run(schedule={"name": "constant", "warmup_samples": 40 * 32})
     sweep.run(seed=1, schedule={"name": "constant", "warmup_samples": 40 * 32 - 1})
     assert "In 1 run the warm-up lasts as long as the training" in notes_of(sweep)
 
 
-def test_times_without_a_measured_step_are_left_out_with_a_reason(build: Any) -> None:
+def test_times_without_a_measured_step_are_left_out_with_a_reason(build):
     sweep = build()
     sweep.run(optimizer_steps=5)
     assert "no optimizer step was measured" in notes_of(sweep)
 
 
-def test_mixed_software_in_a_cell(build: Any) -> None:
+def test_mixed_software_in_a_cell(build):
     sweep = build()
     sweep.run(seed=0)
     other = sweep.run(seed=1)
@@ -91,7 +84,7 @@ def test_mixed_software_in_a_cell(build: Any) -> None:
     assert "Some cells hold runs that differ in batchscape, packages.torch." in notes_of(sweep)
 
 
-def test_equal_settings_but_another_trajectory(build: Any) -> None:
+def test_equal_settings_but_another_trajectory(build):
     sweep = build()
     sweep.run()
     runs = load(sweep.path).runs
@@ -106,7 +99,7 @@ def noted(sweep: Any, **figures: float | str) -> None:
     write_json(path, {**content, "summary": {**content["summary"], **figures}})
 
 
-def test_time_between_steps_is_told_where_it_is_much(build: Any) -> None:
+def test_time_between_steps_is_told_where_it_is_much(build):
     sweep = build()
     for seed, share in enumerate((0.5, 4.9, 5.1, 23.0)):
         sweep.run(seed=seed)
@@ -118,7 +111,7 @@ def test_time_between_steps_is_told_where_it_is_much(build: Any) -> None:
     assert "(at most 23 %; gap_pct)" in notes
 
 
-def test_what_happened_to_runs_is_counted(build: Any) -> None:
+def test_what_happened_to_runs_is_counted(build):
     sweep = build()
     for seed, (retries, skipped) in enumerate(((0, 2), (0, 1), (3, 0))):
         sweep.run(seed=seed)
@@ -136,7 +129,7 @@ def test_what_happened_to_runs_is_counted(build: Any) -> None:
     assert "In 1 run: The power limit" in notes
 
 
-def test_different_kernels_of_attention_are_told(build: Any) -> None:
+def test_different_kernels_of_attention_are_told(build):
     sweep = build()
     for seed, kernel in enumerate(("flash", "math")):
         sweep.run((1, 32, 1), seed=seed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from batchscape.analysis import find_cells, load
@@ -12,7 +10,7 @@ from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 
 
-def test_a_topic_that_cannot_answer_says_why(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_cannot_answer_says_why(build, monkeypatch):
     def refuse(_: topics.Material) -> Section:
         msg = "two targets are mixed"
         raise AnalysisError(msg)

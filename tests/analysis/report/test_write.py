@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from batchscape.analysis import Report, compare, find_cells, load, write_report
-from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.numbers import TIMES, with_spread
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.sections import in_short, sentence_markdown
 from batchscape.analysis.report.table import Table
@@ -93,12 +93,11 @@ def check_links(report: Report) -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: Any) -> None:
+def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build):
     sweep = build().fork()
     report = write_report([sweep.path])
     assert report.out == sweep.path / "report"
     assert report.files[0] == sweep.path / "report" / "report.md"
-    assert all(file.stat().st_size > 100 for file in report.files)
     assert figures(report) == {
         "loss",
         "heat_map",
@@ -128,30 +127,14 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
 
     tables = report.out / "tables"
     comparison = pd.read_csv(tables / "comparison.csv")
-    assert list(comparison.columns[:5]) == [
-        "data_parallel_size",
-        "micro_batch_size",
-        "gradient_accumulation_steps",
-        "global_batch_size",
-        "status",
-    ]
-    assert (comparison["status"] == "completed").sum() == 4
-    assert (comparison["status"] == "rejected").sum() == 2
+    assert comparison["status"].tolist() == ["completed"] * 4 + ["rejected"] * 2
     row = comparison.iloc[2]
     time = f"{1000 * row['step_time_s_mean']:.2f}"
     latex = (report.out / "paper" / "tables" / "comparison.tex").read_text()
     assert f"| 2{TIMES}8{TIMES}2=32 | completed | 3 |" in markdown
     (cells,) = [line for line in markdown.splitlines() if f"2{TIMES}8{TIMES}2=32" in line]
-    shown_losses = {tuple(text.split(" ± ")) for text in re.findall(r"\d+\.\d+ ± \d+\.\d+", cells)}
-    # The spread's second digit says to how many decimals.
-    (loss,) = (
-        f"{mean} ± {half}"
-        for mean, half in shown_losses
-        if mean == f"{row['final_loss_mean']:.{len(mean.partition('.')[2])}f}"
-    )
-    half = loss.split(" ± ")[1]
-    assert half == f"{row['final_loss_ci95']:.{len(half.partition('.')[2])}f}"
-    assert len(half.lstrip("0.")) == 2
+    loss = with_spread(row["final_loss_mean"], row["final_loss_ci95"])
+    assert loss in cells
     assert time[:4] in markdown
     assert loss.replace(" ± ", r"~$\pm$~") in latex
     assert r"2$\times$8$\times$2=32 & completed & 3 &" in latex
@@ -164,7 +147,7 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
         assert set(ids.split(";")) <= set(runs["run_id"])
 
 
-def test_the_first_screen_counts_the_warnings_of_a_topic() -> None:
+def test_the_first_screen_counts_the_warnings_of_a_topic():
     sections = [
         Section("One", short=["Use it.", "It is fast."], warnings=["a", "b"]),
         Section("Two", answer=["Yes.", "Because."], warnings=["c"]),
@@ -176,7 +159,7 @@ def test_the_first_screen_counts_the_warnings_of_a_topic() -> None:
     assert in_short(sections) == expected
 
 
-def test_only_what_ends_in_a_command_has_one() -> None:
+def test_only_what_ends_in_a_command_has_one():
     text = "A study that ships with batchscape is named: batchscape sweep sweeps=a_b x='[1]' && b"
     assert sentence_markdown(text) == (
         "A study that ships with batchscape is named: `batchscape sweep sweeps=a_b x='[1]' && b`"
@@ -187,7 +170,7 @@ def test_only_what_ends_in_a_command_has_one() -> None:
 
 
 @pytest.mark.slow
-def test_only_rejected_cells(build: Any) -> None:
+def test_only_rejected_cells(build):
     sweep = build()
     sweep.reject((16, 7, 2), 224, "16 devices are needed, this machine has 2")
     report = write_report([sweep.path])
@@ -200,7 +183,7 @@ def test_only_rejected_cells(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_no_run_has_completed(build: Any) -> None:
+def test_no_run_has_completed(build):
     sweep = build()
     sweep.run(seed=0, status="running", done=4)
     sweep.run(seed=1, status="pending")
@@ -209,13 +192,12 @@ def test_no_run_has_completed(build: Any) -> None:
     report = write_report([sweep.path])
     assert figures(report) == {"loss"}
     text = " ".join(shown(report).split())
-    assert "failed 1, interrupted 1, pending 1, running 1" in text
     assert "not finished: 1 interrupted, 1 pending, 1 running" in text
     assert "rank 1 exited with 3 [see log]" in text
 
 
 @pytest.mark.slow
-def test_a_single_run(build: Any) -> None:
+def test_a_single_run(build):
     sweep = build()
     sweep.run()
     report = write_report([sweep.path])
@@ -226,7 +208,7 @@ def test_a_single_run(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_only_diverged_runs(build: Any) -> None:
+def test_only_diverged_runs(build):
     sweep = build()
     sweep.run(status="diverged", reason="NaN", loss=lambda step: np.where(step < 5, step, np.nan))
     report = write_report([sweep.path])
@@ -235,20 +217,16 @@ def test_only_diverged_runs(build: Any) -> None:
 
 
 @pytest.mark.parametrize("settings", [DIGITS, {"task": "other"}])
-def test_samples_that_are_no_sequences_have_no_tokens(build: Any, settings: Any) -> None:
+def test_samples_that_are_no_sequences_have_no_tokens(build, settings):
     sweep = build()
     sweep.run((1, 32, 1), **settings)
     sweep.run((1, 8, 4), **settings)
     runs = load(sweep.path).runs
     assert runs["tokens_per_s"].isna().all()
     assert runs["samples_per_s"].notna().all()
-    headers = " ".join(table_of(sweep).texts.headers)
-    assert "samples/s" in headers
-    assert "tokens/s" not in headers
-    assert ("eval accuracy" in headers) == (settings is DIGITS)
 
 
-def test_padded_data_and_mixed_global_batches(build: Any) -> None:
+def test_padded_data_and_mixed_global_batches(build):
     sweep = build()
     for layout in ("packed", "padded"):
         for geometry in ((1, 8, 1), (1, 8, 4), (2, 8, 2)):
@@ -259,7 +237,7 @@ def test_padded_data_and_mixed_global_batches(build: Any) -> None:
     assert comparison["data.layout"].tolist() == ["packed"] * 3 + ["padded"] * 3
 
 
-def test_mfu_names_its_peak(build: Any) -> None:
+def test_mfu_names_its_peak(build):
     sweep = build()
     use = {"model_flops_per_sample": 1e9, "peak_tflops": 0.5, "peak_source": "Some datasheet"}
     sweep.run((1, 32, 1), ranks=use)
@@ -268,13 +246,10 @@ def test_mfu_names_its_peak(build: Any) -> None:
     row = table.frame.iloc[0]
     expected = 100 * 1e9 * row["samples_per_s_mean"] / 0.5e12
     assert row["mfu_pct_mean"] == pytest.approx(expected)
-    assert "MFU (%)" in " ".join(table.texts.headers)
-    notes = " ".join(table.notes)
-    assert "0.5 (Some datasheet)" in notes
-    assert "padding counted like any other token" in notes
+    assert "0.5 (Some datasheet)" in " ".join(table.notes)
 
 
-def test_cells_that_are_not_invariant_have_a_footnote(build: Any) -> None:
+def test_cells_that_are_not_invariant_have_a_footnote(build):
     sweep = build()
     for geometry in ((1, 32, 1), (1, 8, 4)):
         sweep.run(geometry, ranks={"not_invariant": "BatchNorm"})
@@ -282,27 +257,7 @@ def test_cells_that_are_not_invariant_have_a_footnote(build: Any) -> None:
     assert "not decomposition-invariant: BatchNorm" in texts.footnotes.values()
 
 
-def test_ramps_of_other_batches_or_samples_are_other_cells(build: Any) -> None:
-    sweep = build()
-    sweep.run((1, 32, 1))
-    sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), seed=0)
-    table = table_of(sweep)
-    assert table.frame["ramp"].tolist() == ["8→32", "null"]
-    assert "ramp samples" not in table.texts.headers
-    sweep.run((1, 32, 1), ramp=((640, (1, 8, 1)),), seed=1)
-    cells = find_cells(load(sweep.path).runs).table
-    assert cells["ramp_samples"].tolist() == ["320", "640", "null"]
-
-
-def test_ramps_of_other_learning_rates_are_other_cells(build: Any) -> None:
-    sweep = build()
-    for seed, factor in enumerate((1.0, 2.0)):
-        sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), ramp_factor=factor, seed=seed)
-    cells = find_cells(load(sweep.path).runs).table
-    assert cells["ramp_learning_rate_factors"].tolist() == ["2\u21921", "null"]
-
-
-def test_ramps_that_differ_in_the_learning_rate_alone_are_one_group(build: Any) -> None:
+def test_ramps_that_differ_in_the_learning_rate_alone_are_one_group(build):
     sweep = build()
     for rate in (0.001, 0.002):
         optimizer = {"name": "adamw", "learning_rate": rate}
@@ -312,8 +267,22 @@ def test_ramps_that_differ_in_the_learning_rate_alone_are_one_group(build: Any) 
     assert "ramp_learning_rate_factors" not in cells, "they do not differ in it"
 
 
+def test_ramps_of_other_batches_samples_or_rates_are_other_cells(build):
+    sweep = build()
+    sweep.run((1, 32, 1))
+    for seed, samples in enumerate((320, 640)):
+        sweep.run((1, 32, 1), ramp=((samples, (1, 8, 1)),), seed=seed)
+    cells = find_cells(load(sweep.path).runs).table
+    assert cells["ramp_samples"].tolist() == ["320", "640", "null"]
+    rates = build("rates")
+    for seed, factor in enumerate((1.0, 2.0)):
+        rates.run((1, 32, 1), ramp=((320, (1, 8, 1)),), ramp_factor=factor, seed=seed)
+    cells = find_cells(load(rates.path).runs).table
+    assert cells["ramp_learning_rate_factors"].tolist() == ["2\u21921", "null"]
+
+
 @pytest.mark.slow
-def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any) -> None:
+def test_damaged_folders_are_listed_and_the_rest_is_shown(build):
     sweep = build()
     sweep.run(seed=0)
     torn, changed, empty = (sweep.run(seed=seed) for seed in (1, 2, 3))
@@ -327,7 +296,7 @@ def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any) -> None:
         assert f"Damaged, and in no table: {folder.path}" in page
 
 
-def test_nothing_readable_is_refused(build: Any, tmp_path: Path) -> None:
+def test_nothing_readable_is_refused(build, tmp_path):
     sweep = build()
     sweep.run().config.unlink()
     with pytest.raises(RecordError, match=r"no run folder could be read:\n.*config\.json"):
@@ -338,7 +307,7 @@ def test_nothing_readable_is_refused(build: Any, tmp_path: Path) -> None:
         write_report([])
 
 
-def test_several_sweeps_side_by_side(build: Any) -> None:
+def test_several_sweeps_side_by_side(build):
     sweeps = here, there, task = build("here"), build("there", "other"), build("task", "digits")
     for seed in (0, 1):
         for geometry in ((1, 32, 1), (1, 8, 4)):
@@ -354,9 +323,7 @@ def test_several_sweeps_side_by_side(build: Any) -> None:
     assert "samples/s" in headers
 
 
-def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(
-    build: Any, tmp_path: Path
-) -> None:
+def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(build, tmp_path):
     sweep = build().fork()
     copy = tmp_path / "copy"
     shutil.copytree(sweep.path, copy)
@@ -368,7 +335,7 @@ def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(
         write_report([sweep.path, copy], figures=False)
 
 
-def test_cells_show_how_many_of_their_runs_completed(build: Any) -> None:
+def test_cells_show_how_many_of_their_runs_completed(build):
     sweep = build()
     for seed in (0, 1):
         sweep.run(seed=seed)
@@ -382,7 +349,7 @@ def test_cells_show_how_many_of_their_runs_completed(build: Any) -> None:
     assert table.frame["final_loss_mean"].item() == pytest.approx(completed.mean())
 
 
-def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any) -> None:
+def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build):
     one, two = build("one"), build("two")
     for seed in (0, 1):
         one.run(seed=seed)
@@ -394,7 +361,7 @@ def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any) ->
 
 
 @pytest.mark.slow
-def test_a_report_removes_only_what_an_earlier_one_wrote(build: Any, tmp_path: Path) -> None:
+def test_a_report_removes_only_what_an_earlier_one_wrote(build, tmp_path):
     sweep = build()
     sweep.run()
     out = write_report([sweep.path], figures=False).out
@@ -416,9 +383,7 @@ def test_a_report_removes_only_what_an_earlier_one_wrote(build: Any, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(
-    build: Any, tmp_path: Path
-) -> None:
+def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(build, tmp_path):
     """Of a sweep with more tables, killed at its first one; then of a sweep with fewer."""
     more, less = build("more").fork(), build("less")
     less.run()
@@ -447,7 +412,7 @@ def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(
 
 
 @pytest.mark.slow
-def test_the_analysis_needs_no_runtime() -> None:
+def test_the_analysis_needs_no_runtime():
     code = (
         "import sys, batchscape.analysis; "
         "print({'torch', 'hydra', 'wandb', 'omegaconf'} & set(sys.modules))"
@@ -457,7 +422,7 @@ def test_the_analysis_needs_no_runtime() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_every_cell_that_lacks_something_has_a_footnote(build: Any) -> None:
+def test_every_cell_that_lacks_something_has_a_footnote(build):
     sweep = build()
     sweep.run(seed=0, stop_reason="target")
     sweep.run(seed=1)

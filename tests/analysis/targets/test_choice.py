@@ -47,9 +47,7 @@ def sweep(
 
 @settings(max_examples=15)
 @given(st.integers(1, 7), st.floats(0.0, 50.0), st.lists(st.sampled_from([4, 8, 64]), min_size=1))
-def test_all_runs_reach_the_chosen_targets_between_measurements(
-    n: int, floor: float, batches: list[int]
-) -> None:
+def test_all_runs_reach_the_chosen_targets_between_measurements(n, floor, batches):
     curves = sweep(tuple(dict.fromkeys(batches)), floor=floor)
     chosen = choose_targets(curves, n)
     targets = chosen.by_group[0]
@@ -60,7 +58,7 @@ def test_all_runs_reach_the_chosen_targets_between_measurements(
     assert (reaches["steps_low"] > 0).all()
 
 
-def test_the_hardest_target_is_the_worst_last_loss_rounded_up() -> None:
+def test_the_hardest_target_is_the_worst_last_loss_rounded_up():
     curves = sweep()
     worst = curves.groupby("run")["loss"].last().max()
     hardest = choose_targets(curves).by_group[0][-1]
@@ -68,12 +66,12 @@ def test_the_hardest_target_is_the_worst_last_loss_rounded_up() -> None:
     assert len(str(hardest)) <= 6
 
 
-def test_only_the_best_learning_rate_of_each_batch_counts() -> None:
+def test_only_the_best_learning_rate_of_each_batch_counts():
     curves = sweep(rates=(0.01, 0.1, 1.0))
     assert choose_targets(curves).by_group == choose_targets(sweep()).by_group
 
 
-def test_a_batch_that_lost_seeds_at_every_rate_is_named_and_left_out() -> None:
+def test_a_batch_that_lost_seeds_at_every_rate_is_named_and_left_out():
     curves = sweep()
     lost = curves["run"].eq("0 128 0.1 1")
     curves.loc[lost, "status"] = "diverged"
@@ -84,7 +82,7 @@ def test_a_batch_that_lost_seeds_at_every_rate_is_named_and_left_out() -> None:
     assert reaches[reaches["run"].eq("0 128 0.1 1")]["outcome"].eq("diverged").all()
 
 
-def test_without_any_batch_there_is_no_target() -> None:
+def test_without_any_batch_there_is_no_target():
     with pytest.raises(AnalysisError, match="no target was reached by all seeds"):
         choose_targets(sweep().assign(status="diverged"))
     silent = sweep(rates=(0.1, 0.2)).drop_duplicates("run").assign(loss=np.nan, status="oom")
@@ -95,7 +93,7 @@ def test_without_any_batch_there_is_no_target() -> None:
         choose_targets(sweep(), 0)
 
 
-def test_groups_share_targets_only_where_that_costs_little() -> None:
+def test_groups_share_targets_only_where_that_costs_little():
     near = pd.concat([sweep(), sweep(group=1, floor=2.001)])
     shared = choose_targets(near).by_group
     assert shared[0] == shared[1]
@@ -110,7 +108,7 @@ def test_groups_share_targets_only_where_that_costs_little() -> None:
         assert set(group_reaches["target_loss"]) == set(targets)
 
 
-def test_a_target_that_runs_were_stopped_at_is_used() -> None:
+def test_a_target_that_runs_were_stopped_at_is_used():
     curves = sweep()
     hardest = curves.groupby("run")["loss"].last().max() + 0.0137
     curves = curves[curves["loss"].shift().gt(hardest) | curves["samples"].eq(0)]
@@ -118,7 +116,7 @@ def test_a_target_that_runs_were_stopped_at_is_used() -> None:
     assert choose_targets(curves).by_group[0][-1] == hardest
 
 
-def test_a_flat_curve_gives_one_target() -> None:
+def test_a_flat_curve_gives_one_target():
     curves = sweep().assign(loss=3.0)
     curves.loc[curves["samples"].eq(0), "loss"] = 6.0
     assert choose_targets(curves).by_group == {0: (3.0,)}
@@ -142,7 +140,7 @@ def noisy(late: float) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def test_the_hardest_target_is_settled() -> None:
+def test_the_hardest_target_is_settled():
     curves = noisy(late=0.8)
     raw = curves.groupby("run")["loss"].last().max()
     assert why_unsettled(steps_to_target(curves, [raw + 0.01])) == (

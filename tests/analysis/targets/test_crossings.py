@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchscape.analysis.targets.crossings import steps_to_target
@@ -66,7 +66,7 @@ numbers = st.floats(0.1, 5.0) | st.sampled_from([1.0, 2.0, math.nan, math.inf])
 
 @given(st.lists(numbers, min_size=1, max_size=12), st.sampled_from(["first", "sustained"]))
 @example([1.0] * 9 + [math.nan, 1.0], "sustained")  # once one part in 10^16 beyond the bracket
-def test_crossings_are_those_of_a_plain_loop(losses: list[float], crossing: str) -> None:
+def test_crossings_are_those_of_a_plain_loop(losses, crossing):
     losses = [6.0, *losses]
     row = reach(losses, 2.0, crossing=crossing)
     steps, low, high = plainly(losses, 2.0, crossing)
@@ -79,47 +79,15 @@ def test_crossings_are_those_of_a_plain_loop(losses: list[float], crossing: str)
     assert row["steps_to_target"] == pytest.approx(steps, rel=1e-12)
     assert (row["steps_low"], row["steps_high"]) == (low, high)
     assert low <= row["steps_to_target"] <= high
+    first, *_ = plainly(losses, 2.0, "first")
+    assert row["first_steps_to_target"] == pytest.approx(first, rel=1e-12)
     assert row["samples_to_target"] == pytest.approx(16 * steps)
     assert row["tokens_to_target"] == pytest.approx(128 * steps)
     assert row["time_to_target_s"] == pytest.approx(0.5 * steps)
     assert row["interpolation_error"] == pytest.approx((high - low) / 2 / steps)
 
 
-@settings(max_examples=30)
-@given(st.lists(st.floats(0.1, 5.0), min_size=2, max_size=12), st.floats(0.2, 4.9))
-def test_a_sustained_crossing_is_never_before_the_first(losses: list[float], target: float) -> None:
-    row = reach([6.0, *losses], target)
-    if row["outcome"] == "reached":
-        assert row["first_steps_to_target"] <= row["steps_to_target"]
-
-
-@settings(max_examples=30)
-@given(st.lists(st.floats(0.1, 5.0), min_size=2, max_size=12), st.floats(0.2, 4.8))
-def test_a_lower_target_is_never_reached_earlier(losses: list[float], target: float) -> None:
-    easy, hard = reach([6.0, *losses], target), reach([6.0, *losses], target - 0.1)
-    if hard["outcome"] == "reached":
-        assert easy["outcome"] == "reached"
-        assert easy["steps_to_target"] <= hard["steps_to_target"]
-
-
-def test_interpolation_is_exact_for_a_loss_that_falls_with_the_logarithm_of_samples() -> None:
-    losses = [9.0, *(9.0 - math.log(16 * 10 * k) for k in range(1, 40))]
-    row = reach(losses, 3.0)
-    assert row["samples_to_target"] == pytest.approx(math.exp(6.0), rel=1e-12)
-
-
-def test_the_error_of_interpolation_stays_within_the_bracket() -> None:
-    def exact(samples: float) -> float:
-        return 2.0 + 5.0 * (1 + samples / 100) ** -0.5
-
-    losses = [exact(160 * k) for k in range(50)]
-    truth = (100 * ((0.8 / 5.0) ** -2 - 1)) / 16
-    row = reach(losses, 2.8)
-    assert abs(row["steps_to_target"] / truth - 1) < row["interpolation_error"]
-    assert row["steps_to_target"] == pytest.approx(truth, rel=1e-3)
-
-
-def test_a_target_is_met_at_equality() -> None:
+def test_a_target_is_met_at_equality():
     row = reach([6.0, 3.0, 2.0, 1.0], 2.0)
     assert row["steps_to_target"] == 20.0
     assert row["confirmed_by"] == 1
@@ -139,15 +107,13 @@ def test_a_target_is_met_at_equality() -> None:
         ([math.nan], "diverged", "diverged", math.inf),
     ],
 )
-def test_what_did_not_reach_is_a_bound(
-    losses: list[float], status: str, outcome: str, low: float
-) -> None:
+def test_what_did_not_reach_is_a_bound(losses, status, outcome, low):
     row = reach(losses, 2.0, status=status)
     assert (row["outcome"], row["steps_low"], row["steps_high"]) == (outcome, low, math.inf)
     assert row[["steps_to_target", "samples_to_target", "time_to_target_s"]].isna().all()
 
 
-def test_runs_are_told_apart_and_each_target_has_its_rows() -> None:
+def test_runs_are_told_apart_and_each_target_has_its_rows():
     curves = pd.concat([curve([6.0, 3.0, 1.0], run=1, batch=8), curve([6.0, 5.0, 4.5], run=0)])
     reaches = steps_to_target(curves, [2.0, 5.5])
     assert reaches[["target_loss", "run", "outcome"]].values.tolist() == [
@@ -157,19 +123,15 @@ def test_runs_are_told_apart_and_each_target_has_its_rows() -> None:
         [2.0, 0, "censored"],
     ]
     assert reaches["global_batch_size"].tolist() == [8, 16, 8, 16]
-    mixed = steps_to_target(curves.sample(frac=1.0, random_state=0), [2.0, 5.5])
-    assert mixed.sort_values("run")["steps_low"].tolist() == (
-        reaches.sort_values("run")["steps_low"].tolist()
-    )
 
 
-def test_a_curve_that_begins_below_its_target_gives_an_upper_bound() -> None:
+def test_a_curve_that_begins_below_its_target_gives_an_upper_bound():
     reaches = steps_to_target(curve([9.0, 1.0, 0.9]).iloc[1:], [2.0]).iloc[0]
     assert (reaches["steps_low"], reaches["steps_to_target"]) == (0.0, 10.0)
     assert reaches["interpolation_error"] == 0.5
 
 
-def test_bad_targets_and_tables_are_refused() -> None:
+def test_bad_targets_and_tables_are_refused():
     good = curve([6.0, 3.0, 1.0])
     with pytest.raises(AnalysisError, match="met before the first optimizer step"):
         steps_to_target(good, [6.5])
@@ -194,13 +156,13 @@ def test_bad_targets_and_tables_are_refused() -> None:
         steps_to_target(good.drop(columns=["optimizer_step", "samples"]), [2.0])
 
 
-def test_steps_follow_from_samples_where_only_those_are_known() -> None:
+def test_steps_follow_from_samples_where_only_those_are_known():
     both = steps_to_target(curve([6.0, 3.0, 1.0]), [2.0])
     alone = steps_to_target(curve([6.0, 3.0, 1.0]).drop(columns="optimizer_step"), [2.0])
     assert both["steps_to_target"].tolist() == alone["steps_to_target"].tolist()
 
 
-def test_the_first_evaluation_scores_as_algoperf_does() -> None:
+def test_the_first_evaluation_scores_as_algoperf_does():
     """`get_index_that_reaches_target`: the first index at or below, whatever comes after."""
     rng = np.random.default_rng(0)
     for _ in range(50):

@@ -28,13 +28,13 @@ def mean_of(logs: np.ndarray) -> Estimate:
     return Estimate(*values, len(logs), "", "t", "ratio")
 
 
-def test_readings_within_the_interval_leave_the_headline_alone() -> None:
+def test_readings_within_the_interval_leave_the_headline_alone():
     inside = replace(HEADLINE, value=14.0)
     assert under_readings(HEADLINE, [Reading("at the first crossing", inside)]) is HEADLINE
     assert under_readings(HEADLINE, []) is HEADLINE
 
 
-def test_a_reading_beyond_the_interval_shows_the_range() -> None:
+def test_a_reading_beyond_the_interval_shows_the_range():
     """The figures of a sweep whose losses cross the target again and again."""
     readings = [
         Reading("at the first crossing", replace(HEADLINE, value=4.81, low=3.57, high=6.47)),
@@ -51,7 +51,7 @@ def test_a_reading_beyond_the_interval_shows_the_range() -> None:
     assert r"\newcommand{\bsStepsRatioText}{4.81 to 15.0}" in text
 
 
-def test_bounds_that_contradict_leave_nothing_identified() -> None:
+def test_bounds_that_contradict_leave_nothing_identified():
     bound = replace(HEADLINE, value=math.nan, low=0.0, high=9.0)
     headline = under_readings(HEADLINE, [Reading("at the first crossing", bound)])
     assert not headline.is_identified
@@ -60,7 +60,7 @@ def test_bounds_that_contradict_leave_nothing_identified() -> None:
     assert under_readings(HEADLINE, [Reading("at the first crossing", open_end)]) is HEADLINE
 
 
-def test_halves_have_three_seeds_at_least() -> None:
+def test_halves_have_three_seeds_at_least():
     def seeds(n: int) -> pd.DataFrame:
         return pd.DataFrame({"seed": np.repeat(np.arange(n), 2)})
 
@@ -70,7 +70,7 @@ def test_halves_have_three_seeds_at_least() -> None:
 
 
 @pytest.mark.parametrize("n", [8, 10, 20])
-def test_halves_disagree_rarely_by_noise_and_mostly_where_they_differ(n: int) -> None:
+def test_halves_disagree_rarely_by_noise_and_mostly_where_they_differ(n):
     rng = np.random.default_rng(1)
     fired = {0.0: 0, math.log(3): 0}
     for apart in fired:

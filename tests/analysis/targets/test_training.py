@@ -22,7 +22,7 @@ def curves(losses: dict[str, list[float]], name: str, every: int = 10) -> pd.Dat
     )
 
 
-def test_a_rise_is_above_the_lowest_so_far_and_a_share_of_the_start() -> None:
+def test_a_rise_is_above_the_lowest_so_far_and_a_share_of_the_start():
     losses = {"up": [4.0, 1.0, np.nan, 2.5, 1.5, 0.5], "down": [2.0, 1.9, 1.8, 1.7, 1.6, 1.5]}
     batch = pd.Series({"up": 10, "down": 10, "silent": 10})
     rises = largest_rises(curves(losses, "loss"), batch, pd.Index(["up", "down"]))
@@ -31,7 +31,7 @@ def test_a_rise_is_above_the_lowest_so_far_and_a_share_of_the_start() -> None:
     assert np.isnan(rises["silent"])
 
 
-def test_an_infinite_loss_counts_as_little_as_a_missing_one() -> None:
+def test_an_infinite_loss_counts_as_little_as_a_missing_one():
     """Neither in the first window, which scales all, nor in a later one, which would rise."""
     batch = pd.Series({"up": 10, "down": 10})
     rises = [
@@ -48,7 +48,7 @@ def test_an_infinite_loss_counts_as_little_as_a_missing_one() -> None:
     assert largest_rises(starting, batch, batch.index)["up"] == pytest.approx(1.5 / 2)
 
 
-def test_held_out_losses_are_compared_where_training_losses_are_equal() -> None:
+def test_held_out_losses_are_compared_where_training_losses_are_equal():
     """Both fall along a line; one starts lower, and is 0.5 worse when held out."""
     steps = np.arange(1, 101)
     one, other = 3 - steps / 50, 2.5 - steps / 50
@@ -65,7 +65,7 @@ def test_held_out_losses_are_compared_where_training_losses_are_equal() -> None:
     assert table["gap"]["other"] - table["gap"]["one"] == pytest.approx(0.5)
 
 
-def test_too_few_evaluations_compare_nothing() -> None:
+def test_too_few_evaluations_compare_nothing():
     steps = curves({"one": [3.0, 2.0, 1.0]}, "loss")
     evals = curves({"one": [3.0, 2.0]}, "eval_loss")
     assert at_equal_loss(steps, evals, pd.Index(["one"])) is None

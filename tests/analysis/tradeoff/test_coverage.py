@@ -1,7 +1,5 @@
 """Intervals cover known truths, in simulated sweeps with and without correlation of seeds."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The ratio between the ends of the range covers that of curves without noise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

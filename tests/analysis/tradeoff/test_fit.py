@@ -1,7 +1,5 @@
 """Fits against other optimisers and the definition of the interval; what is refused, and why."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 
@@ -111,28 +109,6 @@ def test_band_is_students_t_over_seeds_of_refits(form):
     # Linear propagation leaves out how the curve's slopes change with the residuals.
     assert np.log(band["high"] / band["steps"]).to_numpy() == pytest.approx(half, rel=0.04)
     assert np.log(band["steps"] / band["low"]).to_numpy() == pytest.approx(half, rel=0.04)
-
-
-@given(
-    steps=st.floats(1e-3, 1e6),
-    samples=st.floats(1e-2, 1e4),
-    seed=st.integers(0, 20),
-)
-@pytest.mark.slow
-@settings(max_examples=8, deadline=None)
-def test_units_of_steps_and_samples_do_not_matter(steps, samples, seed):
-    table = sweep(3, seed=seed, sd=0.1)
-    other = table.assign(
-        steps_to_target=table["steps_to_target"] * steps,
-        global_batch_size=table["global_batch_size"] * samples,
-    ).sample(frac=1, random_state=seed)
-    fits = [fit_tradeoff(t, form="two_term") for t in (table, other)]
-    factors = {"s_min": steps, "e_min": steps * samples, "critical_batch_size": samples}
-    for name, factor in factors.items():
-        before, after = (getattr(fit, name) for fit in fits)
-        for part in ("value", "low", "high"):
-            expected = getattr(before, part) * factor
-            assert getattr(after, part) == pytest.approx(expected, rel=1e-4, nan_ok=True)
 
 
 @given(a=st.floats(1, 1e5), critical=st.floats(10, 400))

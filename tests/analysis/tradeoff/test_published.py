@@ -1,7 +1,5 @@
 """Fits of published measurements give the published numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

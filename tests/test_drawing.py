@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from PIL import Image
 
+from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.vega import paper_chart
 from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
 
@@ -86,3 +89,21 @@ def test_it_ends_with_its_caller(tmp_path):
             return
         signal.sigtimedwait([], 0.05)
     pytest.fail("the process that draws outlives its caller")
+
+
+def test_a_legend_whose_only_name_is_in_another_layer_is_left_out(tmp_path):
+    rows = pd.DataFrame({"x": [1, 2], "y": [1, 2], "layer": ["a", "b"], "series": ["kept", "lost"]})
+    chart = Chart(
+        "map",
+        "Map",
+        "Places.",
+        Axis({"x": "x"}, kind="names"),
+        Axis({"y": "y"}, kind="names"),
+        [Marks("point", rows[["x", "y", "layer"]]), Marks("point", rows[rows["series"] == "lost"])],
+        {"lost": Look("#222222")},
+        choices=[Choice("layer", "Layer", {"a": "a", "b": "b"})],
+    )
+    with Drawing() as drawing:
+        drawing.begin(paper_chart(chart), [tmp_path / "map.png"])
+        drawing.finish()
+    assert Image.open(tmp_path / "map.png").height < 1000

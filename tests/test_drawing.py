@@ -106,4 +106,5 @@ def test_a_legend_whose_only_name_is_in_another_layer_is_left_out(tmp_path):
     with Drawing() as drawing:
         drawing.begin(paper_chart(chart), [tmp_path / "map.png"])
         drawing.finish()
-    assert Image.open(tmp_path / "map.png").height < 1000
+    with Image.open(tmp_path / "map.png") as picture:
+        assert picture.height < 1000

@@ -124,8 +124,10 @@ class Estimate:
         if self.readings:
             return f"{significant(self.low, digits)} to {significant(self.high, digits)}"
         if not self.is_identified:
-            bounds = [f"≥ {significant(self.low, digits)}"] * (self.low > 0)
-            bounds += [f"≤ {significant(self.high, digits)}"] * math.isfinite(self.high)
+            bounds = [f"≥ {significant(self.low, digits)}"] * bool(self.low > 0)
+            bounds += [f"≤ {significant(self.high, digits)}"] * bool(
+                math.isfinite(self.high) and self.n >= FEWEST
+            )
             return NOT_IDENTIFIED + (f" ({', '.join(bounds)})" if bounds else "")
         return interval_text(self.value, self.low, self.high, self.n, digits)
 

@@ -48,8 +48,8 @@ def was_started(runs: pd.DataFrame) -> pd.Series[bool]:
 
 
 def is_timed_alone(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Tell the cuts that were timed alone: another cut of theirs was trained whole."""
-    return runs.reindex(columns=["stop_reason"])["stop_reason"].eq("timed")
+    """Tell the cuts that are timed alone: another cut of theirs is trained whole."""
+    return runs.reindex(columns=["timed_steps"])["timed_steps"].notna()
 
 
 def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:

@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from batchscape.analysis.branches.schedule import TOLERANCE, Stages, with_schedules
+from batchscape.analysis.branches.schedule import TOLERANCE, branches_of, with_schedules
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.paired import stated_margin
 from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, Estimate, t_reach
@@ -73,10 +73,12 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         settings, (_, small, rate) = cast("tuple[str, tuple[int, int, float]]", key)
         n_stages = members["stages"].str.len()
         stay = members[n_stages.eq(1)].sort_values("planned_samples")
-        grown = members[n_stages.eq(2) & members["global_batch_size"].gt(small)]
-        ages, powers = grown["stages"].str[1].str[0], grown["stages"].map(rate_exponent)
-        for place, branches in grown.groupby([ages, "planned_samples", powers]):
+        grown = branches_of(members)
+        for place, branches in grown.groupby(["age", "planned_samples", "power"]):
             age, end, power = cast("tuple[int, int, float]", place)
+            # The last quarter is whole optimizer steps of each batch, so that all see its samples.
+            is_even = ((end - age) * _LAST % branches["global_batch_size"]).eq(0)
+            branches = branches[is_even]  # noqa: PLW2901
             # A run that goes on for longer is the same training up to there, unless its rate
             # depends on its end.
             longer = stay["planned_samples"].gt(end) & stay["schedule.name"].eq("constant")
@@ -106,7 +108,7 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
                     "tolerance": tolerance,
                     **dict(zip(_ENDS, ends, strict=True)),
                     **noise[_ENDS].astype(float).add_prefix("noise_").iloc[0],
-                    **rises.mean().add_prefix("rise_").iloc[1:],
+                    **rises.where(rises < _DIVERGED, math.inf).mean().add_prefix("rise_").iloc[1:],
                     "run_ids": " ".join(sorted(compared["run_id"])),
                 }
             )
@@ -158,17 +160,11 @@ def estimate_of(row: Mapping[Hashable, Any]) -> Estimate:
     return Estimate(value, low, high, row["n"], "samples", method, definition, note)
 
 
-def rate_exponent(stages: Stages) -> float:
-    """Return the exponent in the batch by which the learning rate grows until the last stage."""
-    (_, small, first), (_, batch, last) = stages[0], stages[-1]
-    return round(math.log(last / first) / math.log(batch / small), 2)
-
-
 def _last_losses(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return the mean loss of each run in some steps: rows are blocks, columns batches."""
     rows = rows_of(runs, steps, ["loss"])
     # All steps of a run have one batch here.
     means = rows.groupby("run")["loss"].mean().reindex(range(len(runs))).to_numpy()
     losses = np.where(runs["status"].eq("diverged"), math.inf, means)
-    named = runs.assign(loss=losses)
+    named = runs.assign(loss=losses).drop_duplicates(["block", "global_batch_size"])
     return named.pivot(index="block", columns="global_batch_size", values="loss")

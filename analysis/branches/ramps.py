@@ -13,10 +13,11 @@ from batchscape.analysis.branches.critical import (
     TRAINING,
     critical_batches,
     estimate_of,
-    rate_exponent,
 )
 from batchscape.analysis.branches.schedule import (
+    branches_of,
     optimizer_steps,
+    rate_exponent,
     schedule_text,
     with_schedules,
 )
@@ -78,7 +79,7 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
     stages = [(0, small, rate)]
     for row in rows if fewest >= FEWEST else []:
         # An age without a low end says nothing of larger batches.
-        batch = small * 2 ** int(math.log2(max(row["low"], small) / small))
+        batch = small * 2 ** int(math.log2(max(row["low"], small) / small) + 1e-9)
         if batch > stages[-1][1]:
             stages.append((row["age_samples"], batch, rate * (batch / small) ** power))
     if len(stages) == 1:
@@ -104,6 +105,9 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
         "batch.global_batch_size": str(small),
         "budget.samples": str(samples),
     }
+    if states:
+        first = cells.runs.loc[runs.index[0], "stages"][0]
+        settings["optimizer.learning_rate"] = f"{first[2]:g}"
     return Ramp(
         schedule_text(tuple(stages)),
         batches,
@@ -119,7 +123,7 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
 def compared_ramps(cells: Cells) -> pd.DataFrame:
     """Return the runs that are compared at equal samples.
 
-    Where all change their batch at one age they are branches of that age, and left out.
+    Branches, by which a critical batch is measured, are left out.
 
     Returns
     -------
@@ -128,8 +132,9 @@ def compared_ramps(cells: Cells) -> pd.DataFrame:
         a text), `sizes` (its batches and rates), `begins` and `at` (samples and settings).
     """
     runs = with_schedules(cells)
+    runs = runs.drop(branches_of(runs).index)
     losses = pd.to_numeric(runs["final_eval_loss"]).astype(float)
-    runs = runs.assign(
+    return runs.assign(
         value=losses.mask(runs["status"].eq("diverged"), math.inf),
         batches=runs["stages"].map(schedule_text),
         sizes=[", ".join(f"{b} ({rate:.3g})" for _, b, rate in each) for each in runs["stages"]],
@@ -139,7 +144,6 @@ def compared_ramps(cells: Cells) -> pd.DataFrame:
             for samples, settings in zip(runs["planned_samples"], runs["settings"], strict=True)
         ],
     )
-    return runs.groupby("at").filter(lambda each: len(set().union(*each["begins"])) > 2)
 
 
 def against_first_batch(rows: pd.DataFrame) -> list[Contrast]:
@@ -178,8 +182,12 @@ def follows(run: pd.Series[Any], ages: pd.DataFrame) -> bool:
         return False
     training = (run["settings"], small, rate, rate_exponent(run["stages"]))
     is_same = [each == training for each in ages[[*TRAINING]].itertuples(index=False, name=None)]
-    same = ages[is_same].sort_values("age_samples")
-    return all(
-        batch <= same.loc[same["age_samples"].le(begin), "estimate"].iloc[-1:].max()
-        for begin, batch, _ in others
-    )
+    same = ages[is_same]
+
+    def is_within(begin: int, batch: int) -> bool:
+        before = same[same["age_samples"].le(begin)]
+        latest = before.loc[before["age_samples"].eq(before["age_samples"].max()), "estimate"]
+        # Of several windows the strictest.
+        return bool(batch <= latest.min(skipna=False))
+
+    return all(is_within(begin, batch) for begin, batch, _ in others)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 from batchscape.analysis.cells import RATE, SEEDS, Cells
 from batchscape.analysis.comparing.pairs import blocks_of, labels_of
+from batchscape.analysis.hardware import is_timed_alone
 
 Stages = tuple[tuple[int, int, float], ...]
 
@@ -13,7 +16,7 @@ TOLERANCE = "measure.equivalence_margin"
 _COLUMNS = [
     *("sweep_dir", "run_id", "trajectory_id", "cell", "status", "not_invariant", "task"),
     *("global_batch_size", "stages", "learning_rate", "planned_samples", "schedule.name"),
-    *("final_eval_loss", TOLERANCE, *SEEDS),
+    *("final_eval_loss", "timed_steps", TOLERANCE, *SEEDS),
 ]
 
 
@@ -39,6 +42,31 @@ def varies_on_the_way(name: str) -> bool:
     return name.startswith(("budget.", "ramp", "scaling.learning", "scaling.reference"))
 
 
+def rate_exponent(stages: Stages) -> float:
+    """Return the exponent in the batch by which the learning rate grows until the last stage."""
+    (_, small, first), (_, batch, last) = stages[0], stages[-1]
+    return round(math.log(last / first) / math.log(batch / small), 2)
+
+
+def branches_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that grow once, to several batches at one place: those of `with_schedules`.
+
+    A single larger batch there is a ramp.
+
+    Returns
+    -------
+    DataFrame
+        The runs with `age` (samples before the batch grows) and `power` (`rate_exponent`).
+    """
+    small = runs["stages"].map(lambda stages: stages[0][1]).astype(float)
+    grown = runs[runs["stages"].str.len().eq(2) & runs["global_batch_size"].gt(small)]
+    first = grown["stages"].str[0]
+    powers = grown["stages"].map(rate_exponent)
+    grown = grown.assign(age=grown["stages"].str[1].str[0], power=powers)
+    places = grown.groupby(["settings", first, "age", "planned_samples", "power"])
+    return grown[places["global_batch_size"].transform("nunique").gt(1)]
+
+
 def with_schedules(cells: Cells) -> pd.DataFrame:
     """Return the runs that ended with their schedules; none where no batch changes on the way.
 
@@ -50,7 +78,8 @@ def with_schedules(cells: Cells) -> pd.DataFrame:
     """
     runs = cells.runs.reindex(columns=_COLUMNS)
     is_ended = runs["status"].isin(["completed", "diverged"]) & runs["learning_rate"].notna()
-    runs = runs[is_ended & runs["stages"].notna()].drop_duplicates("trajectory_id")
+    is_whole = runs["stages"].notna() & ~is_timed_alone(runs)
+    runs = runs[is_ended & is_whole].drop_duplicates("trajectory_id")
     if all(len(stages) == 1 for stages in runs["stages"]):
         runs = runs.iloc[:0]
     kept = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -29,14 +30,21 @@ def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
         if len(table[[*TRAINING]].drop_duplicates()) == 1:
             ages = table["age_samples"]
             texts = [f"{e.text()} after {age}" for e, age in zip(estimates, ages, strict=True)]
+            tolerance = table["tolerance"].iloc[0]
             answer.append(
-                f"The largest global batch that loses at most {table['tolerance'].iloc[0]:g} nats "
-                f"against {table['small_batch_size'].iloc[0]}, by the samples trained before: "
+                f"The runs state several tolerances ({TOLERANCE}): no critical batch is identified."
+                if math.isnan(tolerance)
+                else f"The largest global batch that loses at most {tolerance:g} nats against "
+                f"{table['small_batch_size'].iloc[0]}, by the samples trained before: "
                 f"{'; '.join(texts)}."
             )
             largest = max(int(n.removeprefix(_RISE)) for n in table.columns if n.startswith(_RISE))
             charts.append(branches_chart(table, largest))
-            names = [f"critical_batch_after_{age}" for age in ages]
+            windows = table["window_samples"] if ages.duplicated().any() else [""] * len(ages)
+            names = [
+                f"critical_batch_after_{age}{window and f'_over_{window}'}"
+                for age, window in zip(ages, windows, strict=True)
+            ]
             headlines = dict(zip(names, estimates, strict=True))
     if len(ramps):
         tables.append(_ramp_table(ramps))
@@ -61,6 +69,11 @@ def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table
                 if table[name].nunique() > 1
             ),
             Column("age_samples", "samples before", is_left=True),
+            *(
+                [Column("window_samples", "window (samples)")]
+                if table["window_samples"].nunique() > 1
+                else []
+            ),
             Column("estimate", "critical batch", texts=[each.text() for each in estimates]),
             Column(
                 "noise_estimate",
@@ -79,7 +92,8 @@ def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table
         ],
         notes=[
             "Rise: training loss (nats) over the last quarter of the window after the batch grew, "
-            "less that of the same seed whose batch stays; both see the same samples. Critical "
+            "less that of the same seed whose batch stays; both see the same samples (batches that "
+            "do not divide that quarter are left out). Critical "
             "batch (samples): where the mean rise, linear in the logarithm of the batch, crosses "
             "the tolerance; in brackets all batches of which the t-interval of the rise contains "
             f"it ({LEVEL:.0%}). It is one of this window, tolerance and rule for the rate. Noise "
@@ -92,14 +106,15 @@ def _ramps(cells: Cells) -> pd.DataFrame:
     """Return a row a ramp: its steps, and what it loses against its first batch throughout."""
     rows = compared_ramps(cells)
     margins = pd.to_numeric(rows[TOLERANCE]).to_numpy(dtype=float)
-    margin, _ = stated_margin(margins, "final_eval_loss")
-    sides = rows.drop_duplicates("batches").set_index("batches")
+    margin, conflict = stated_margin(margins, "final_eval_loss")
+    sides = rows.drop_duplicates(["at", "batches"]).set_index(["at", "batches"])
     table = []
     for contrast in against_first_batch(rows):
         (low, high), n = contrast.interval(LEVEL), len(contrast.values)
-        samples = int(sides["planned_samples"][contrast.level])
+        place = contrast.place[0]
+        samples = int(sides["planned_samples"][place, contrast.level])
         taken, base = (
-            optimizer_steps(sides["stages"][side], samples)
+            optimizer_steps(sides["stages"][place, side], samples)
             for side in (contrast.level, contrast.base)
         )
         verdict = "no worse" if high < margin else "worse" if low > margin else NOT_IDENTIFIED
@@ -114,7 +129,7 @@ def _ramps(cells: Cells) -> pd.DataFrame:
                 "low": low,
                 "high": high,
                 "n": n,
-                "verdict": verdict if n >= FEWEST else NOT_IDENTIFIED,
+                "verdict": NOT_IDENTIFIED if n < FEWEST or conflict else verdict,
                 "run_ids": " ".join(contrast.run_ids),
             }
         )

@@ -15,7 +15,7 @@ from batchscape.analysis.cells import GEOMETRY, RATE, SEEDS, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, join_texts, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, stated_margin
-from batchscape.analysis.hardware import was_started
+from batchscape.analysis.hardware import is_timed_alone, was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.targets.tidy import refuse_missing
 from batchscape.config import Affects, affects_of
@@ -117,6 +117,8 @@ class Evidence:
         """Return the contexts, in the order of their labels."""
         if view not in self._contexts:
             runs = self._launched_runs()
+            if view != "cost":
+                runs = runs[~is_timed_alone(runs)]
             labels = self._labels(runs, view)
             columns = [*_KEPT, *GEOMETRY, "learning_rate", "seed_block", "block"]
             runs = runs.reindex(columns=[*dict.fromkeys(columns)])

@@ -47,7 +47,7 @@ _SOARED = 1.5
 """Multiple of the range of losses above which a loss has the axis cut."""
 _RUN_COLUMNS = [
     *("sweep_dir", "run_id", "cell", "global_batch_size", "status", "stop_reason", "task"),
-    "timing_valid",
+    *("timing_valid", "timed_steps"),
 ]
 _TRIANGLE = Look(MARK.colour, symbol="triangle-down")
 _DIVERGED, _MET = "diverged", "met the target"

@@ -10,6 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
+from batchscape.analysis.hardware import is_timed_alone
 from batchscape.analysis.horizons.figures import optima_chart
 from batchscape.analysis.horizons.optima import NAMES, PUBLISHED, joint_optima
 from batchscape.analysis.labels import group_name
@@ -31,7 +32,8 @@ def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
 
     Groups pool runs of several budgets, where the schedule ends with them.
     """
-    runs, groups = cells.runs, curve_groups(cells, across=_BUDGETS)
+    runs = cells.runs[~is_timed_alone(cells.runs)]
+    groups = curve_groups(cells, across=_BUDGETS)
     members = groups["cells"].explode()
     group = runs["cell"].map(pd.Series(members.index, index=members))
     columns = runs.reindex(columns=_COLUMNS)
@@ -42,7 +44,7 @@ def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
     is_other = stopped.eq("target") | (several & ~ends)
     # A run that was not started has no group.
     is_kept = is_other.groupby(group).transform("any").eq(False)
-    return runs[is_kept], dict(groups["label"])
+    return runs[is_kept].astype({"group": int}), dict(groups["label"])
 
 
 def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section | None:
@@ -72,6 +74,12 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
         except AnalysisError as error:
             warnings.append(f"{prefix}{error}")
             continue
+        lost = sorted({*costs["group"]} - {h for each in fit.optima.values() for h in each})
+        too_few_seeds = (
+            f"{prefix}no optimum after {', '.join(f'{h:g}' for h in lost)} samples: fewer than "
+            "half of the seeds ran there"
+        )
+        warnings += [too_few_seeds] * bool(lost)
         misfit = (
             f"{prefix}near the optima the loss is no quadratic form of one curvature (p = "
             f"{significant(fit.lack_of_fit_p, 2)}): the intervals do not allow for that"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.hardware import is_timed_alone
 from batchscape.analysis.learning_rate.optimum import best_learning_rates
 
 STEPS, LOSS = "steps_to_target", "final_eval_loss"
@@ -70,7 +71,8 @@ def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Op
 
 def final_losses(runs: pd.DataFrame) -> pd.DataFrame:
     """Collect the final losses of runs that saw equal samples: none that stopped before."""
-    stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].isin(["target", "timed"])
+    stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+    stopped |= is_timed_alone(runs)
     names = ["global_batch_size", "learning_rate", "seed", LOSS, "status"]
     return runs[~stopped].reindex(columns=[*names, "run_id", "sweep_dir", "trajectory_id"])
 

@@ -10,7 +10,7 @@ import pandas as pd
 from batchscape.analysis.best import SIGNIFICANCE
 from batchscape.analysis.cells import Cells, plain_texts
 from batchscape.analysis.estimates import FEWEST, LEVEL
-from batchscape.analysis.hardware import was_started
+from batchscape.analysis.hardware import is_timed_alone, was_started
 from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text, list_text
 
@@ -92,7 +92,9 @@ def _fixed(launched: pd.DataFrame) -> Iterator[str]:
         yield f"Learning rates trained with, after the rules of scaling: {rates}."
     if "train_samples" in launched:
         yield f"Samples to train on: {_values(launched['train_samples'])}."
-    planned = launched.reindex(columns=["planned_samples", "planned_optimizer_steps"])
+    planned = launched[~is_timed_alone(launched)].reindex(
+        columns=["planned_samples", "planned_optimizer_steps"]
+    )
     if planned.notna().all(axis=None):
         samples, steps = (_values(planned[name]) for name in planned)
         yield f"A run was to see {samples} samples, in {steps} optimizer steps."

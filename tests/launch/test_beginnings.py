@@ -298,6 +298,7 @@ def test_a_later_command_begins_with_a_state_that_was_kept(
     assert main([*first, "budget.samples=128"]) == 0
     assert begun(sweep) == {16: 12, 24: 0}
     assert_same_curves(sweep, alone)
+    assert main([*first, "budget.samples=128,192"]) == 0
     assert len(trunk.branch_points()) == 2, "another command may begin with them"
 
 

@@ -86,6 +86,12 @@ def test_further_cuts_stop_once_they_are_timed(
     # The same command without the setting trains the others as well.
     assert main([*SMALL, f"sweep_dir={short}"]) == 0
     assert load(short).runs["stop_reason"].value_counts().to_dict() == {"budget": 6, "timed": 4}
+    # What was trained whole stays so, and is enough.
+    smaller = "batch.micro_batch_size=4,8,16,32"
+    assert main([*SMALL, smaller, timed, f"sweep_dir={short}"]) == 0
+    runs = load(short).runs
+    assert runs["stop_reason"].value_counts().to_dict() == {"budget": 6, "timed": 6}
+    assert set(runs.loc[runs["micro_batch_size"].eq(4), "stop_reason"]) == {"timed"}
 
 
 def test_a_cut_needs_steps_to_time(capsys: pytest.CaptureFixture[str]) -> None:

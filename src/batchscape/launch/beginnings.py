@@ -99,6 +99,8 @@ def shared_beginnings(
         steps, trunk = 0, ""
         for other in trunks[:-1]:
             alike = min(most, shared_steps(other, spec))
+            if other.run_id in beginnings and beginnings[other.run_id].optimizer_steps >= alike:
+                continue  # it does not train these steps itself
             if other.run_id in kept:
                 alike = max((step for step in kept[other.run_id] if step <= alike), default=0)
             if alike > steps:
@@ -242,9 +244,13 @@ class Branches:
             for point, branches in self._branches.items()
             if any(map(self._is_open, branches))
         }
-        for run_id, steps in self._kept_steps.items():
-            folder = self._sweep.run(run_id)
+        for run_id, kept in self._kept_steps.items():
+            folder, steps = self._sweep.run(run_id), set(kept)
             points = set(folder.branches.iterdir()) if folder.branches.is_dir() else set()
+            if points and not self._is_open(run_id):
+                # An earlier command may have asked for more.
+                with contextlib.suppress(RecordError):
+                    steps |= kept_steps(RunSpec.read(folder.config))
             for point in points - needed - set(map(folder.branch_point, steps)):
                 shutil.rmtree(point, ignore_errors=True)
             with contextlib.suppress(OSError):

@@ -141,7 +141,8 @@ class Placement:
         if spec.run_id not in self._predicted:
             if not self._sealed_samples:
                 return math.nan
-            return self._sealed_s / self._sealed_samples * spec.samples * self._own_share(spec)
+            own_samples = spec.trained_samples * self._own_share(spec)
+            return self._sealed_s / self._sealed_samples * own_samples
         method, predicted_s = self._predicted[spec.run_id]
         measured_sum_s, predicted_sum_s = self._seconds_by_method.get(method, (1.0, 1.0))
         return predicted_s * self._own_share(spec) * measured_sum_s / predicted_sum_s
@@ -189,5 +190,5 @@ class Placement:
         if spec.run_id in self._predicted:
             method, predicted_s = self._predicted[spec.run_id]
             measured_sum_s, predicted_sum_s = self._seconds_by_method.get(method, (0.0, 0.0))
-            predicted_sum_s += predicted_s * samples / spec.samples
+            predicted_sum_s += predicted_s * samples / spec.trained_samples
             self._seconds_by_method[method] = measured_sum_s + measured_s, predicted_sum_s

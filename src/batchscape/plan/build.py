@@ -25,6 +25,7 @@ from batchscape.programs.settings import (
     too_wide,
     without_unpassed,
 )
+from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import DataIdentity, RunSpec
 from batchscape.text import count_text
 
@@ -136,12 +137,12 @@ def make_plan(
         planned.setdefault(settled.run_id, settled)
         run_ids.append(settled.run_id)
     repeated = len(cells) - len(planned)
-    planned |= _cuts_to_time(planned.values())
+    planned |= _cuts_to_time(planned.values(), SweepFolder(sweep_dir))
     run_ids = [planned[run_id].run_id for run_id in run_ids]
     return Plan(sweep_name, sweep_dir, tuple(planned.values()), repeated, tuple(run_ids))
 
 
-def _cuts_to_time(cells: Iterable[PlannedCell]) -> dict[str, PlannedCell]:
+def _cuts_to_time(cells: Iterable[PlannedCell], sweep: SweepFolder) -> dict[str, PlannedCell]:
     """Return the cells that are only timed, as another one trains the whole budget, by run."""
     cells_by_trajectory: dict[str, list[PlannedCell]] = {}
     for cell in cells:
@@ -149,11 +150,12 @@ def _cuts_to_time(cells: Iterable[PlannedCell]) -> dict[str, PlannedCell]:
             cells_by_trajectory.setdefault(cell.spec.trajectory_id, []).append(cell)
     to_time = {}
     for cuts in cells_by_trajectory.values():
-        # Where this one runs out of memory, so do the others.
-        least = min(cuts, key=_demand)
+        # Where the least runs out of memory, so do the others; what was begun whole stays so.
+        begun = [cell for cell in cuts if sweep.run(cell.run_id).launch.exists()]
+        least = begun or [min(cuts, key=_demand)]
         for cell in cuts:
             spec, steps = cell.spec, cell.config.measure.steps_of_further_cuts
-            if spec is None or cell is least or steps is None or cell.config.batch.ramp:
+            if spec is None or cell in least or steps is None or cell.config.batch.ramp:
                 continue
             if steps < spec.optimizer_steps:
                 run_id = f"{spec.run_id}-t{steps}"

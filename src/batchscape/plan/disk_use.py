@@ -50,5 +50,7 @@ def open_runs(specs: Sequence[RunSpec], sweep: SweepFolder) -> list[RunSpec]:
 
 def evaluations(spec: RunSpec) -> int:
     """Return how often a run is evaluated: before the first step, on the way, after the last."""
+    if spec.timed_steps is not None:
+        return 0
     every = spec.evaluation_every_samples
     return 2 if every is None else 2 + (spec.samples - 1) // every

@@ -24,11 +24,11 @@ from batchscape.record.trial_counts import TrialCounts
 from batchscape.text import count_text, duration_text
 
 _MOST_LISTED = 20
+"""Runs that are listed in each section; `--json` has all."""
 _STOPPED: dict[str | None, str] = {
     StopReason.TARGET: ", target reached",
     StopReason.TIMED: ", timed alone",
 }
-"""Runs that are listed in each section; `--json` has all."""
 
 
 def overview_text(sweep: Overview) -> RenderableType:

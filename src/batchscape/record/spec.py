@@ -97,6 +97,12 @@ class RunSpec:
         """Budget in samples."""
         return sum(stage.samples for stage in self.stages)
 
+    @property
+    def trained_samples(self) -> int:
+        """Samples of the optimizer steps that it trains."""
+        steps = self.timed_steps
+        return self.samples if steps is None else steps * self.geometry.global_batch_size
+
     def steps_of(self, samples: int) -> int | None:
         """Return the optimizer steps that take so many samples; None where there are no such."""
         steps = 0

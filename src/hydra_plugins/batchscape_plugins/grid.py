@@ -63,7 +63,7 @@ OmegaConf.register_new_resolver("sum", lambda *numbers: sum(numbers), replace=Tr
 def _share(part: float, whole: float) -> float:
     """Return a part of another setting, as an integer where it is one: `${share:0.25,1024}`."""
     share = part * whole
-    return int(share) if share == int(share) else share
+    return round(share) if math.isclose(share, round(share), rel_tol=1e-12) else share
 
 
 OmegaConf.register_new_resolver("share", _share, replace=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from quadratic import AGES, SMALL, WINDOW, known_critical_batch, rate_of, tables
@@ -134,9 +135,27 @@ def test_ramps_are_compared_by_pairs_of_seeds() -> None:
     assert table.frame["verdict"].tolist() == ["worse", "worse"]
 
 
+def test_budgets_and_cuts_that_are_timed_alone_are_kept_apart() -> None:
+    runs = ramps({(64, 128): 0.3, (128, 256): 0.1}).runs.drop(columns=["cell"])
+    longer = runs.assign(
+        planned_samples=2 * runs["planned_samples"],
+        run_id="longer-" + runs["run_id"],
+        trajectory_id="longer-" + runs["trajectory_id"],
+    )
+    timed = runs.assign(run_id="a-" + runs["run_id"], final_eval_loss=np.nan, timed_steps=40.0)
+    cells = find_cells(pd.concat([timed, runs, longer], ignore_index=True))
+    section = branches_section(cells, pd.DataFrame(columns=["samples"]))
+    assert section is not None
+    frame = section.tables[0].frame.sort_values("optimizer_steps")
+    # The longer budget adds its samples in batches of 16.
+    more = int(runs["planned_samples"].iloc[0]) // 16
+    assert frame["optimizer_steps"].tolist() == sorted([68, 52, 68 + more, 52 + more])
+    assert frame["n"].eq(4).all()
+
+
 def test_runs_that_change_at_one_age_are_its_branches() -> None:
     cells = find_cells(tables(3)[0])
-    assert compared_ramps(cells).empty
+    assert against_first_batch(compared_ramps(cells)) == []
 
 
 def test_a_ramp_without_its_first_batch_has_no_comparison() -> None:

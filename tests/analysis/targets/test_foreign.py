@@ -427,7 +427,7 @@ def test_steps_that_may_be_numbers_from_0_are_asked_about(runs, numbers_text):
 def test_the_step_of_a_file_of_wandb_is_asked_about():
     curves = pd.DataFrame({"bs": 8, "Step": [2, 4, 6], "val_loss": [3.0, 2.0, 1.0]})
     with pytest.raises(
-        AnalysisError, match=r"needs optimizer_step .* or Step, counts calls of its"
+        AnalysisError, match=r"needs optimizer_step .* \(or Step\) counts calls of its"
     ):
         as_table(curves)
     foreign = as_table(curves, columns={"optimizer_step": "Step"})

@@ -80,8 +80,11 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
     for row in rows if fewest >= FEWEST else []:
         # An age without a low end says nothing of larger batches.
         batch = small * 2 ** int(math.log2(max(row["low"], small) / small) + 1e-9)
-        if batch > stages[-1][1]:
-            stages.append((row["age_samples"], batch, rate * (batch / small) ** power))
+        begin, before, _ = stages[-1]
+        if batch > before:
+            # After whole optimizer steps of the stage before.
+            begin += -(-(row["age_samples"] - begin) // before) * before
+            stages.append((begin, batch, rate * (batch / small) ** power))
     if len(stages) == 1:
         few = f"; {too_few(fewest, 'seeds')}" if fewest < FEWEST else ""
         msg = (
@@ -158,13 +161,14 @@ def against_first_batch(rows: pd.DataFrame) -> list[Contrast]:
 
 def late_against_early(rows: pd.DataFrame) -> list[Contrast]:
     """Compare `compared_ramps` of equal batches and rates: the latest with the earliest."""
-    return contrasts_of(
-        rows,
-        "begins",
-        ["sizes", "at"],
-        "block",
-        lambda levels: [(levels[-1], levels[0])] if len(levels) > 1 else [],
-    )
+
+    def latest_to_earliest(begins: Sequence[tuple[int, ...]]) -> list[tuple[Any, Any]]:
+        early, late = begins[0], begins[-1]
+        is_later = all(a < b for a, b in zip(early[1:], late[1:], strict=True))
+        return [(late, early)] if len(begins) > 1 and is_later else []
+
+    grows = rows["stages"].map(lambda stages: stages[-1][1] > stages[0][1]).astype(bool)
+    return contrasts_of(rows[grows], "begins", ["sizes", "at"], "block", latest_to_earliest)
 
 
 def follows(run: pd.Series[Any], ages: pd.DataFrame) -> bool:

@@ -179,8 +179,8 @@ def _stopped(completed: pd.DataFrame) -> Iterator[str]:
         )
     if timed := is_timed_alone(completed).sum():
         yield (
-            f"{count_text(timed, 'run')} stopped once enough steps were timed: another cut of the "
-            "same training was trained whole, and has the losses."
+            f"{count_text(timed, 'run')} stopped once enough steps were timed: losses are those of "
+            "another cut of the same training, which is trained whole."
         )
 
 

@@ -23,8 +23,9 @@ def test_jobs_in_every_state_that_ends_without_cgroups(cluster: Cluster) -> None
             "sleep 600", "--partition=low", "--exclusive", f"--nodelist={second}", "--no-requeue"
         ),
     }
-    running = cluster.submit("sleep 600")
-    array = cluster.submit("sleep 600", "--array=1-2%1")
+    # On the third node they would end with it, and wait behind what is pending.
+    running = cluster.submit("sleep 600", f"--nodelist={first}")
+    array = cluster.submit("sleep 600", "--array=1-2%1", f"--nodelist={first}")
     for name in ("cancelled", "node_fail", "preempted"):
         cluster.wait_for(ended[name], "RUNNING")
     pending = cluster.submit("true", "--nodes=3", "--exclusive")

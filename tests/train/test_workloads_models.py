@@ -98,8 +98,9 @@ def test_a_llama_trains_alike_with_recomputed_activations_too(train):
     assert_alike(losses, ranks)
     recomputed, others = train(CUTS[1:], model=LLAMA, engine__activation_checkpointing=True)
     np.testing.assert_allclose(recomputed[0], losses[1], rtol=1e-12)
-    one, other = (table[0].iloc[0]["model_flops_per_sample"] for table in (ranks, others))
-    assert one == other
+    # Rank 0 counts, whose row may come second.
+    one, other = (table[0]["model_flops_per_sample"].max() for table in (ranks, others))
+    assert one == other > 0
 
 
 @pytest.mark.slow

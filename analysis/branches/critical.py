@@ -74,11 +74,10 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         n_stages = members["stages"].str.len()
         stay = members[n_stages.eq(1)].sort_values("planned_samples")
         grown = branches_of(members)
-        for place, branches in grown.groupby(["age", "planned_samples", "power"]):
+        for place, at_place in grown.groupby(["age", "planned_samples", "power"]):
             age, end, power = cast("tuple[int, int, float]", place)
             # The last quarter is whole optimizer steps of each batch, so that all see its samples.
-            is_even = ((end - age) * _LAST % branches["global_batch_size"]).eq(0)
-            branches = branches[is_even]  # noqa: PLW2901
+            branches = at_place[((end - age) * _LAST % at_place["global_batch_size"]).eq(0)]
             # A run that goes on for longer is the same training up to there, unless its rate
             # depends on its end.
             longer = stay["planned_samples"].gt(end) & stay["schedule.name"].eq("constant")

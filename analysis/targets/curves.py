@@ -83,7 +83,7 @@ def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
     """
     runs = cells.runs[was_started(cells.runs) & ~is_timed_alone(cells.runs)]
     if runs.empty:
-        msg = f"no run was started: all {len(cells.runs)} are pending or rejected"
+        msg = f"no run was started: all {len(cells.runs)} are pending, rejected or only timed"
         raise AnalysisError(msg)
     rows = rows_of(runs, tables.evals, [*PROGRESS, "eval_loss"])
     rows = rows.rename(columns={"eval_loss": "loss"})

@@ -51,7 +51,7 @@ def trains(run_dir: str, rank: int) -> int:
         real(self)
         fill_disk(Rank(run_dir, rank))
 
-    loop.Training._save = save  # type: ignore[method-assign]  # a planted fault
+    loop.Training._save = save  # a planted fault
     return worker.main(run_dir, rank)
 
 

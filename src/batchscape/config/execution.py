@@ -54,17 +54,6 @@ class Measure:
     """Optimizer steps of a cut whose training another cut of the plan does whole, the one with the
     smallest micro-batch: those after the first ones are timed, and no loss of it counts. Null:
     every cut trains its whole budget."""
-
-    def __post_init__(self) -> None:
-        """Check that a cut has steps to time."""
-        steps, first = self.steps_of_further_cuts, self.warmup_optimizer_steps
-        if steps is not None and steps <= first:
-            msg = (
-                f"steps_of_further_cuts must be above warmup_optimizer_steps={first}, which are "
-                f"not timed; given {steps}; with 40 or more their median is stable"
-            )
-            raise ValueError(msg)
-
     memory: Annotated[bool, Affects.RECORD] = True
     """Measure peak memory; on CPU this is a short probe before training."""
     noise_scale_every: Annotated[Count | None, Affects.COST | Affects.RECORD, OUR_LOOP] = 20
@@ -75,6 +64,16 @@ class Measure:
     equivalence_margin_steps: Annotated[Positive, Affects.NOTHING] = 0.02
     """The same for the logarithm of the steps to a target, where 0.02 is 2 %. Finished runs keep
     theirs."""
+
+    def __post_init__(self) -> None:
+        """Check that a cut has steps to time."""
+        steps, first = self.steps_of_further_cuts, self.warmup_optimizer_steps
+        if steps is not None and steps <= first:
+            msg = (
+                f"steps_of_further_cuts must be above warmup_optimizer_steps={first}, which are "
+                f"not timed; given {steps}; with 40 or more their median is stable"
+            )
+            raise ValueError(msg)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -113,7 +113,7 @@ def rates(holds, seed):
             yield (1, batch, 1), {"rate": rate, "final_eval_loss": 2 + np.log(rate / best) ** 2}
 
 
-def noise(holds, seed):  # noqa: ARG001
+def noise(holds, _seed):
     """The variance of a gradient falls as 1 / B, or grows."""
     for batch in BATCHES:
         variance = 8 / batch if holds else 0.05 * batch**0.5

@@ -103,17 +103,17 @@ def test_sequence_lengths_are_compared_at_equal_tokens():
 
 
 @pytest.mark.slow
-def test_horizons_are_ages_of_one_trunk_with_a_quarter_of_decay():
+def test_horizons_are_ages_of_one_trunk_with_a_tenth_of_decay():
     specs = plan_of("horizons").specs
     for spec in specs:
         assert isinstance(spec.config.schedule, WarmupStableDecay)
-        assert spec.config.schedule.decay_samples == spec.samples / 4
+        assert spec.config.schedule.decay_samples == spec.samples / 10
     beginnings = shared_beginnings(specs)
-    shorter = [spec for spec in specs if spec.samples < 8192]
+    shorter = [spec for spec in specs if spec.samples < 8000]
     own = {spec.run_id: spec.optimizer_steps for spec in specs}
     assert len(beginnings) > 0.9 * len(shorter)
     trained = sum(own.values()) - sum(b.optimizer_steps for b in beginnings.values())
-    assert trained < 0.68 * sum(own.values())
+    assert trained < sum(own.values()) / 4
 
 
 @pytest.mark.slow

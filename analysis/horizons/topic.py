@@ -47,6 +47,22 @@ def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
     return runs[is_kept].astype({"group": int}), dict(groups["label"])
 
 
+def without_shorter_horizons(cells: Cells) -> Cells:
+    """Keep, where a grid has several horizons, the cells of the longest one."""
+    runs, _ = runs_by_horizon(cells)
+    longest = runs.groupby("group")["horizon"].transform("max")
+    is_shorter = runs["group"].isin(_grids(runs)) & runs["horizon"].lt(longest)
+    return cells.only({*cells.runs["cell"]} - {*runs.loc[is_shorter, "cell"]})
+
+
+def _grids(runs: pd.DataFrame) -> list[int]:
+    """Return the groups with three batches and three rates at least, at some horizon."""
+    values = (
+        runs.reindex(columns=["group", "horizon", *NAMES]).groupby(["group", "horizon"]).nunique()
+    )
+    return values[values.ge(3).all(axis=1)].index.unique("group").tolist()
+
+
 def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section | None:
     """Say which batch and rate are best together; None where there is no grid of both.
 
@@ -59,9 +75,7 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
     """
     if not {*NAMES, LOSS} <= {*runs} or runs[LOSS].isna().all():
         return None
-    values = runs.groupby(["group", "horizon"])[list(NAMES)].nunique()
-    # A grid of both has three batches, and three rates, at least.
-    grids = values[values.ge(3).all(axis=1)].index.unique("group")
+    grids = _grids(runs)
     labels = {group: group_name(groups, group) if len(grids) > 1 else "" for group in grids}
     answer, warnings, optima, exponents = [], [], [], []
     headlines: dict[str, Estimate] = {}

@@ -45,6 +45,8 @@ from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
 from batchscape.outgoing import visible
 
+_HORIZON = "samples"
+"""Groups by this column are horizons of one training."""
 _SAME_LENGTH = 1.02
 """Ratio of lengths below which a last, partial batch explains the difference: ours."""
 
@@ -133,17 +135,23 @@ def analyze(
         If the table is refused, a target is not in it, or an option needs another kind of table.
     """
     table = read_file(path)
-    read = as_table(
-        table, group=group, columns=columns, minimise=minimise, nan=nan, first_step=first_step
-    )
+
+    def read_by(group: Sequence[str]) -> ForeignTable:
+        return as_table(
+            table, group=group, columns=columns, minimise=minimise, nan=nan, first_step=first_step
+        )
+
+    read = read_by(group)
     _refuse_unfit(read, targets, crossing)
     sections: Sequence[Section | None]
     if read.kind == "final losses":
         runs = read.table
         warnings = [_unequal_lengths(runs), tied_warning(runs, "final_eval_loss")]
+        pooled = read_by([name for name in group if name != _HORIZON])
+        horizons = pooled.table[_HORIZON] if _HORIZON in group else math.inf
         sections = [
             learning_rate_section(pd.DataFrame(), runs, groups=read.groups),
-            horizons_section(runs.assign(horizon=math.inf), read.groups),
+            horizons_section(pooled.table.assign(horizon=horizons), pooled.groups),
             final_losses_section(runs, read.groups),
         ]
         first, *others = filter(None, sections)

@@ -31,9 +31,13 @@ _HAPPENED = {
 """Sentences on completed runs, by the column that is true or above zero."""
 
 
-def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
-    """Say which runs the comparison lacks and what limits its numbers; `damaged` is by folder."""
+def find_notes(cells: Cells, damaged: Mapping[str, str], shorter: int = 0) -> list[str]:
+    """Say which runs the comparison lacks and what limits its numbers.
+
+    `damaged` is by folder; `shorter` runs belong to horizons that are not the longest.
+    """
     return [
+        *_horizons(shorter),
         *_excluded(damaged, cells.replaced),
         *_statuses(cells.runs),
         *_limits(cells.runs),
@@ -41,6 +45,14 @@ def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
         *_samples(cells.runs),
         *_mixtures(cells.runs),
     ]
+
+
+def _horizons(shorter: int) -> Iterator[str]:
+    if shorter:
+        yield (
+            f"Answers on losses are for the longest horizon; {count_text(shorter, 'run')} of "
+            "shorter ones count in 'Batch and rate together' alone."
+        )
 
 
 def _excluded(damaged: Mapping[str, str], replaced: pd.DataFrame) -> Iterator[str]:

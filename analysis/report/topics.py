@@ -22,7 +22,11 @@ from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.engines.topic import engines_section
 from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.failures.topic import failures_section
-from batchscape.analysis.horizons.topic import horizons_section, runs_by_horizon
+from batchscape.analysis.horizons.topic import (
+    horizons_section,
+    runs_by_horizon,
+    without_shorter_horizons,
+)
 from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
@@ -59,9 +63,14 @@ class Material:
     reached."""
 
     @cached_property
+    def longest(self) -> Cells:
+        """The cells without shorter horizons, which have a topic of their own."""
+        return without_shorter_horizons(self.cells)
+
+    @cached_property
     def noise(self) -> pd.DataFrame:
         """The noise scales of the cells."""
-        return cell_noise_scales(self.cells, self.tables.steps)
+        return cell_noise_scales(self.longest, self.tables.steps)
 
     @cached_property
     def reached(self) -> tuple[pd.DataFrame | None, tuple[str, ...]]:
@@ -69,7 +78,7 @@ class Material:
         if self.targets is None and not self.cells.runs["status"].isin(_WITH_RESULT).any():
             return None, ()
         try:
-            curves = curves_of(self.cells, self.tables)
+            curves = curves_of(self.longest, self.tables)
             if self.targets is not None:
                 return steps_to_target(curves, self.targets), ()
             return steps_to_target(curves), choose_targets(curves, groups=self.labels).notes
@@ -91,7 +100,7 @@ class Material:
     @cached_property
     def finals(self) -> pd.DataFrame:
         """The final losses, with `group` and `cell`."""
-        runs, group_of = self.cells.runs, self.group_of
+        runs, group_of = self.longest.runs, self.group_of
         runs = runs[runs["cell"].isin(group_of)]
         return final_losses(runs).assign(group=runs["cell"].map(group_of), cell=runs["cell"])
 
@@ -105,7 +114,7 @@ class Material:
     @cached_property
     def groups(self) -> pd.DataFrame:
         """Groups of cells that must not be pooled at one target."""
-        return curve_groups(self.cells)
+        return curve_groups(self.longest)
 
     @property
     def labels(self) -> dict[int, str]:
@@ -184,16 +193,16 @@ def _targets(material: Material) -> Section | None:
 
 TOPICS = (
     Topic("Search", lambda m: search_section(m.cells)),
-    Topic("Which geometry to use", lambda m: decision_section(m.cells, m.tables, m.reaches)),
+    Topic("Which geometry to use", lambda m: decision_section(m.longest, m.tables, m.reaches)),
     Topic("Update frequency against convergence", _tradeoff),
     Topic("Batches that grow on the way", lambda m: branches_section(m.cells, m.tables.steps)),
     Topic(
         "Claims",
         lambda m: claims_section(
-            Evidence(m.cells, m.tables.steps, m.tables.evals, m.tables.ranks, m.reaches)
+            Evidence(m.longest, m.tables.steps, m.tables.evals, m.tables.ranks, m.reaches)
         ),
     ),
-    Topic("Decompositions", lambda m: equivalence_section(m.cells, m.tables, m.reaches)),
+    Topic("Decompositions", lambda m: equivalence_section(m.longest, m.tables, m.reaches)),
     Topic("What a step costs", lambda m: cost_section(m.cells)),
     Topic("Where memory ends", lambda m: frontier_section(m.cells)),
     Topic("Predicted against measured", lambda m: predicted_section(m.cells)),
@@ -203,7 +212,7 @@ TOPICS = (
             None
             if m.reaches is None
             else learning_rate_section(
-                m.reaches, m.finals, m.labels, launched_batches(m.cells.runs)
+                m.reaches, m.finals, m.labels, launched_batches(m.longest.runs)
             )
         ),
     ),
@@ -214,10 +223,10 @@ TOPICS = (
     Topic("Targets", _targets),
     Topic(
         "Gradient noise scale",
-        lambda m: noise_scale_section(m.cells, m.tables.steps, m.noise, m.at_best),
+        lambda m: noise_scale_section(m.longest, m.tables.steps, m.noise, m.at_best),
     ),
     Topic("Engines side by side", lambda m: engines_section(m.cells, m.tables)),
-    Topic("Side by side", lambda m: comparing_section(m.cells, m.reaches)),
+    Topic("Side by side", lambda m: comparing_section(m.longest, m.reaches)),
     Topic("Failures and retries", lambda m: failures_section(m.cells.runs, m.tables.attempts)),
 )
 """All topics, in the order of the page."""

@@ -171,7 +171,7 @@ def _write(
             begin_figures(section, out, drawing)
         all_sections.append(section)
     sections = all_sections[1:]
-    notes = find_notes(cells, tables.damaged)
+    notes = find_notes(cells, tables.damaged, shorter=len(cells.runs) - len(material.longest.runs))
     sentences = methods(cells, sections)
     files = [out / "report.md", out / "report.html"]
     files += section_files(all_sections, out, figures=drawing is not None)

@@ -7,10 +7,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from planted_surface import HORIZONS, optimum, sweep
+from planted_surface import HORIZONS, sweep
 
 from batchscape.analysis.cells import find_cells
-from batchscape.analysis.horizons.topic import horizons_section, runs_by_horizon
+from batchscape.analysis.horizons.topic import (
+    horizons_section,
+    runs_by_horizon,
+    without_shorter_horizons,
+)
 from batchscape.analysis.report.analyze import analyze
 from batchscape.analysis.report.latex import to_latex
 from batchscape.analysis.report.writers import to_markdown
@@ -127,16 +131,33 @@ def test_only_a_schedule_that_ends_with_its_budget_has_horizons():
     assert len(started) == 5
 
 
-def test_a_table_of_final_losses_has_the_joint_fit_of_each_group(tmp_path):
+def test_the_joint_fit_of_a_table_of_final_losses_is_that_of_runs(tmp_path):
     path = tmp_path / "finals.csv"
-    table = finals(sd=0.02).rename(columns={"final_eval_loss": "loss", "horizon": "samples"})
-    table = table.assign(run=[f"run {number}" for number in table.index], budget=table["samples"])
+    planted = pd.concat([finals(sd=0.02).assign(model=model) for model in ("mlp", "gpt")])
+    table = planted.rename(columns={"final_eval_loss": "loss", "horizon": "samples"})
+    table["run"] = range(len(table))
     table.drop(columns="group").to_csv(path, index=False)
-    together = analyze(path, group=["budget"]).sections[1]
-    assert together.tables[0].frame["group"].nunique() == len(HORIZONS)
-    assert together.headlines["global_batch_size_together_3"].value == pytest.approx(
-        optimum("global_batch_size", 8192), rel=0.2
-    )
+    apart = analyze(path, group=["model", "samples"]).sections[1]
+    together = horizons_section(finals(sd=0.02), {}).headlines
+    assert len(apart.headlines) == 2 * len(together)
+    for name, estimate in together.items():
+        assert apart.headlines[f"{name}_0"].text(6) == estimate.text(6)
+
+
+def test_losses_elsewhere_are_those_of_the_longest_horizon():
+    grid = pd.concat(
+        [
+            settings("cosine").runs.assign(
+                **{"optimizer.learning_rate": rate, "learning_rate": rate}
+            )
+            for rate in (0.1, 0.2, 0.4)
+        ]
+    ).drop(columns=["cell", "timing_note"])
+    kept = without_shorter_horizons(find_cells(grid))
+    assert kept.runs["planned_samples"].tolist() == [640] * 9
+    assert kept.contexts == ["optimizer.learning_rate"]
+    for other in (grid[grid["learning_rate"] < 0.3], grid.assign(**{"schedule.name": "constant"})):
+        assert len(without_shorter_horizons(find_cells(other)).runs) == len(other)
 
 
 def test_one_horizon_needs_no_samples(tmp_path):
@@ -150,7 +171,7 @@ def test_one_horizon_needs_no_samples(tmp_path):
 
 def test_a_sweep_over_horizons_is_trained_and_reported(tmp_path, capsys):
     folder = tmp_path / "horizons"
-    short = ["budget.samples=64,128,256", "evaluation.every_samples=64", "seed=0", "tracker=none"]
+    short = ["budget.samples=80,160,320", "evaluation.every_samples=80", "seed=0", "tracker=none"]
     grid = ["batch.global_batch_size=2,4,8", "optimizer.learning_rate=0.004,0.016,0.064"]
     study = ["sweep", "sweeps=horizons", "schedule.warmup_samples=8", "launcher.device=cpu"]
     assert main([*study, *short, *grid, f"sweep_dir={folder}"]) == 0, capsys.readouterr()
@@ -159,8 +180,12 @@ def test_a_sweep_over_horizons_is_trained_and_reported(tmp_path, capsys):
     assert main(["report", str(folder)]) == 0
     tables = folder / "report" / "tables"
     optima = pd.read_csv(tables / "horizons.csv")
-    assert optima["horizon"].tolist() == [64, 128, 256] * 2
+    assert optima["horizon"].tolist() == [80, 160, 320] * 2
     assert optima["run_ids"].str.count(";").eq(8).all()
     runs = pd.read_csv(tables / "runs.csv")
-    assert (runs["schedule.decay_samples"] * 4 == runs["budget.samples"]).all()
-    assert "## Batch and rate together" in Path(folder / "report" / "report.md").read_text()
+    assert (runs["schedule.decay_samples"] * 10 == runs["budget.samples"]).all()
+    page = Path(folder / "report" / "report.md").read_text()
+    assert "## Batch and rate together" in page
+    assert "for the longest horizon; 18 runs of shorter ones count in 'Batch and rate" in page
+    reached = pd.read_csv(tables / "targets.csv")["run_ids"].str.split(";").explode()
+    assert set(reached) <= set(runs.loc[runs["budget.samples"].eq(320), "run_id"])

@@ -1,11 +1,12 @@
-"""The chart of the critical batch as training goes on."""
+"""Charts of the critical batch as training goes on, and of schedules of the batch."""
 
 from __future__ import annotations
 
 import pandas as pd
 
+from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
-from batchscape.analysis.figures.style import ACCENT, MARK
+from batchscape.analysis.figures.style import ACCENT, GREY, INK, MARK
 
 _ROOM = 2.0
 """Factor beyond what was tried, where an interval without an end leaves the chart."""
@@ -55,4 +56,47 @@ def branches_chart(table: pd.DataFrame, largest: int) -> Chart:
         marks,
         {name: look for name, look in _LOOKS.items() if name in names},
         tables=["tables/critical_batch_by_age.csv"],
+    )
+
+
+_VERDICTS = {
+    "no worse": Look("#009E73"),
+    "worse": Look("#D55E00"),
+    NOT_IDENTIFIED: Look("#56B4E9"),
+}
+
+
+def ramps_chart(ramps: pd.DataFrame) -> Chart:
+    """Draw what each schedule of the batch loses, beside the optimizer steps that it spares."""
+    steps = ramps["optimizer_steps"].astype(str)
+    names = ramps["batches"] + " (" + steps + " steps, " + ramps["saved"] + " fewer)"
+    places = ramps["at"] + ": " if ramps["at"].nunique() > 1 else ""
+    rows = pd.DataFrame(
+        {
+            "name": places + names,
+            "series": ramps["verdict"],
+            "value": ramps["difference"],
+            "value_low": ramps["low"],
+            "value_high": ramps["high"],
+            "run_ids": ramps["run_ids"],
+        }
+    )
+    margins = rows[["name"]].assign(value=ramps["margin"]).dropna()
+    verdicts = {name: look for name, look in _VERDICTS.items() if rows["series"].eq(name).any()}
+    margin = {"margin": Look(INK.colour, INK.dark, "M0,-.7L0,.7")} if len(margins) else {}
+    return Chart(
+        "ramps",
+        "Schedules of the batch at equal samples",
+        f"Final held-out loss less that of {ramps['against'].iloc[0]} throughout, over pairs of "
+        "seeds, with 95 % intervals: no worse where the interval ends before the margin.",
+        Axis({"value": "difference of the final held-out loss (nats)"}),
+        Axis({"name": ""}, kind="names"),
+        [
+            Marks("rule", pd.DataFrame({"value": [0.0]}), "no difference"),
+            Marks("interval", rows[rows["value_low"].notna()]),
+            Marks("point", rows, size=30),
+            *([Marks("point", margins, "margin", size=60)] if len(margins) else []),
+        ],
+        {**verdicts, **margin, "no difference": Look(GREY.colour, GREY.dark, "stroke")},
+        tables=["tables/ramps.csv"],
     )

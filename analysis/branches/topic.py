@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from batchscape.analysis.branches.critical import TRAINING, critical_batches, estimate_of
-from batchscape.analysis.branches.figures import branches_chart
+from batchscape.analysis.branches.figures import branches_chart, ramps_chart
 from batchscape.analysis.branches.ramps import against_first_batch, compared_ramps
 from batchscape.analysis.branches.schedule import TOLERANCE, optimizer_steps
 from batchscape.analysis.cells import Cells
@@ -48,6 +48,7 @@ def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
             headlines = dict(zip(names, estimates, strict=True))
     if len(ramps):
         tables.append(_ramp_table(ramps))
+        charts.append(ramps_chart(ramps))
         counts = ramps["verdict"].value_counts().items()
         answer.append(
             f"Of {len(ramps)} schedules of the batch, against the first batch throughout: "
@@ -128,6 +129,7 @@ def _ramps(cells: Cells) -> pd.DataFrame:
                 "difference": contrast.mean,
                 "low": low,
                 "high": high,
+                "margin": math.nan if conflict else margin,
                 "n": n,
                 "verdict": NOT_IDENTIFIED if n < FEWEST or conflict else verdict,
                 "run_ids": " ".join(contrast.run_ids),

@@ -133,6 +133,12 @@ def test_ramps_are_compared_by_pairs_of_seeds() -> None:
     assert table.frame["optimizer_steps"].tolist() == [68, 52]
     assert [row[2] for row in table.texts.rows] == ["53%", "64%"]
     assert table.frame["verdict"].tolist() == ["worse", "worse"]
+    (chart,) = section.pictures
+    (lost,) = [mark.table for mark in chart.marks if mark.kind == "point" and not mark.name]
+    (margin,) = [mark.table for mark in chart.marks if mark.name == "margin"]
+    assert lost["value"].tolist() == pytest.approx([0.1015, 0.3015])
+    assert (lost["value_low"] > margin["value"]).all()
+    assert "(68 steps, 53% fewer)" in lost["name"].iloc[0]
 
 
 def test_budgets_and_cuts_that_are_timed_alone_are_kept_apart() -> None:

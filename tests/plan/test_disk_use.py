@@ -71,6 +71,8 @@ def test_checkpoints_have_the_size_that_is_said(spec_of, tmp_path, monkeypatch):
         (needed, {}, "Checkpoints take "),
         # One branch point stays until nobody needs it.
         (needed * 4 // 3, {"launcher__share_beginnings": True}, "Checkpoints take "),
+        # Of each run the state after four samples.
+        (needed * 5 // 3, {"checkpoint__keep_at_samples": (4,)}, "Checkpoints take "),
         (2 * needed, {"launcher__concurrent_runs": 2}, "smaller launcher.concurrent_runs"),
     ):
         assert warning(free, **settings) is None

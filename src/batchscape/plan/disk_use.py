@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchscape.launch.beginnings import find_beginnings
+from batchscape.launch.beginnings import Beginning, find_beginnings, kept_steps
 from batchscape.launch.schedule import launch_order
 from batchscape.plan.parameters import count_parameters
 from batchscape.record.disk import free_bytes
@@ -29,8 +29,10 @@ def disk_warning(specs: Sequence[RunSpec], sweep: SweepFolder) -> str | None:
         * (count_parameters(spec.config, spec.data) or 0)
         for spec in open_specs
     )
-    # One more is written before the oldest is removed; branch points stay until nobody needs them.
+    # One more is written before the oldest is removed; branch points stay until nobody needs them,
+    # and others on request.
     points = set(find_beginnings(launch_order(open_specs), sweep).values())
+    points |= {Beginning(spec.run_id, step) for spec in open_specs for step in kept_steps(spec)}
     states = (CHECKPOINTS_KEPT + 1) * sum(sizes[-at_once:])
     needed, free = states + len(points) * max(sizes, default=0), free_bytes(sweep.path)
     if needed <= free:

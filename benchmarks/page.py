@@ -56,6 +56,7 @@ def main() -> None:
         opened = page.evaluate("performance.now()")
         chart.scroll_into_view_if_needed()
         x, y = chart.evaluate(_CENTRE)
+        before = chart.screenshot()
         page.evaluate(_WATCH)
         page.mouse.move(x, y)
         page.mouse.down()
@@ -63,6 +64,8 @@ def main() -> None:
             page.mouse.move(x + 2 * number, y + number % 5)
             page.wait_for_timeout(50)
         page.mouse.up()
+        if chart.screenshot() == before:
+            raise RuntimeError("the chart did not follow the mouse")
         moves = page.evaluate("window.moves")
         print(
             f"{options.runs} runs: {report.stat().st_size / 1e6:.1f} MB, opened in "

@@ -148,9 +148,9 @@ class Machine:
             raise ConfigError(msg)
         if self.cuda_problem is not None and launcher.device != "cpu":
             raise ConfigError(self.cuda_problem)
+        if launcher.device != "cpu" and (unmeasured := self.unmeasured) is not None:
+            raise ConfigError(unmeasured)
         if launcher.device == "auto":
-            if self.unmeasured is not None:
-                raise ConfigError(self.unmeasured)
             return "cuda" if self.cuda_devices else "cpu"
         if launcher.device == "cpu" and self.is_declared:
             msg = (

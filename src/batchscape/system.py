@@ -61,11 +61,11 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def schedstat(pid: int | None = None) -> Path:
-    """Return the file of the main thread of a process that `core_wait_s` reads."""
+    """Return the file of the main thread of a process that `read_wait_s` reads."""
     return _PROC / str(pid or "self") / "schedstat"
 
 
-def core_wait_s(content: bytes) -> float:
+def read_wait_s(content: bytes) -> float:
     """Return how long a thread was ready and without a core, by the content of its `schedstat`.
 
     Source: https://docs.kernel.org/scheduler/sched-stats.html, section "/proc/<pid>/schedstat".

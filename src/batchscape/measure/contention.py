@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from batchscape.system import core_wait_s, descendants, schedstat
+from batchscape.system import descendants, read_wait_s, schedstat
 
 _LARGEST_SHARE = 0.01
 """Share of the time that looking at other processes may take: it takes a core from them."""
@@ -63,7 +63,7 @@ class CoreWaits:
         return contention
 
     def _read(self) -> float | None:
-        return None if self._file is None else core_wait_s(os.pread(self._file, 128, 0))
+        return None if self._file is None else read_wait_s(os.pread(self._file, 128, 0))
 
     def close(self) -> None:
         """Close the file."""
@@ -131,7 +131,7 @@ def _taken_below(root: int) -> dict[psutil.Process, _Taken]:
         # Processes end while they are looked at.
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
-            waited_s = core_wait_s(schedstat(pid).read_bytes())
+            waited_s = read_wait_s(schedstat(pid).read_bytes())
             times = process.cpu_times()
             taken[process] = _Taken(waited_s, times.user + times.system)
     return taken

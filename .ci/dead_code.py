@@ -16,7 +16,7 @@ PLACES = ("src/batchscape", "src/hydra_plugins", "analysis", "benchmarks", "exam
 PUBLIC = Path("analysis/public.py")
 ALLOWED = {
     "fields of rows and records, which are written as a whole": """
-        allocated_after_model_gib allocator_retries attention_kernel core_wait_s device_used_gib
+        allocated_after_model_gib attention_kernel core_wait_s device_used_gib
         energy_source exchange_s exchange_span_s forward_backward_s
         model_flops_per_sample optimizer_s peak_allocated_first_backward_gib
         peak_allocated_first_optimizer_step_gib peak_allocated_steady_gib peak_reserved_gib

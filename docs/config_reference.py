@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from batchscape.config import OUR_GROUPS, RunConfig
 from batchscape.config.explain import DECIDED, meaning_of, plain, values_of
 from batchscape.config.settings import members_of
+from batchscape.config.types import key_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -138,13 +139,11 @@ def table(
     owner: type, shown: list[Field[Any]], prefix: str, options: Mapping[str, Mapping[str, Any]]
 ) -> str:
     """Return the settings of a dataclass as a table."""
-    # A name of pydantic's dataclasses, of which there is no type.
-    infos: Mapping[str, FieldInfo] = owner.__pydantic_fields__  # type: ignore[attr-defined]
     hints = get_type_hints(owner, include_extras=True)
     rows = [COLUMNS]
     for field in shown:
-        info, hint = infos[field.name], hints[field.name]
-        key = info.alias or field.name
+        hint = hints[field.name]
+        key = key_of(field.name, hint)
         given = {plain(option[key]) for option in options.values()} or {default_of(field)}
         default = f"`{given.pop()}`" if len(given) == 1 else "by option"
         is_group = bool(members_of(hint))

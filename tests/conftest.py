@@ -27,7 +27,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hypothesis import settings
 
-from batchscape.config import Data, RunConfig
+from batchscape.config import DataSettings, RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.geometry import solve
 from batchscape.launch import forked
@@ -229,7 +229,7 @@ def make_spec(geometry: tuple[int, int, int] = (1, 32, 1), **overrides: Any) -> 
 _PREPARED: dict[str, DataIdentity] = {}
 
 
-def _prepared(data: Data) -> DataIdentity:
+def _prepared(data: DataSettings) -> DataIdentity:
     """Prepare data; what Python and its packages hold is the same for the whole session."""
     if data.name not in {"stdlib", "digits"}:
         return prepare(data)

@@ -1,4 +1,5 @@
 from dataclasses import fields, is_dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -8,6 +9,7 @@ from omegaconf import OmegaConf
 import batchscape.conf
 from batchscape.compose import compose
 from batchscape.config import RunConfig
+from batchscape.config.types import key_of
 from batchscape.errors import ConfigError
 
 CONF = Path(batchscape.conf.__file__).parent
@@ -101,8 +103,9 @@ def test_every_setting_is_visible(option):
     text = (CONF / f"{option}.yaml").read_text()
     assert text.startswith("# "), "the first line says what the option is"
     content = content_of(option)
-    infos = dataclass_of(option.partition("/")[0], content).__pydantic_fields__
-    assert sorted(content) == sorted(info.alias or name for name, info in infos.items())
+    owner = dataclass_of(option.partition("/")[0], content)
+    hints = get_type_hints(owner, include_extras=True)
+    assert sorted(content) == sorted(starmap(key_of, hints.items()))
 
 
 def test_every_group_has_its_settings_and_every_setting_its_group():

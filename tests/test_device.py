@@ -99,14 +99,18 @@ def plan(folder: Path, *settings: str) -> subprocess.CompletedProcess[str]:
     ("kind", "build", "hip", "called"),
     [
         ("cuda", "2.9.0+rocm6.4", "6.4", r"an AMD device \(ROCm\)"),
+        ("xpu", "2.9.0+xpu", None, r"an Intel device \(XPU\)"),
+        ("mps", "2.9.0", None, r"an Apple GPU \(MPS\)"),
         ("npu", "2.9.0", None, "a device that it calls npu"),
     ],
 )
+@pytest.mark.parametrize("asked_for", ["auto", "cuda"])
 def test_a_device_that_cannot_be_measured_is_refused_by_name(
-    tmp_path: Path, kind: str, build: str, hip: str | None, called: str
+    tmp_path: Path, kind: str, build: str, hip: str | None, called: str, asked_for: str
 ) -> None:
     """Where training on the CPU instead would be a guess."""
-    done = plan(torch_that_sees(tmp_path, kind, build=build, hip=hip))
+    torch_here = torch_that_sees(tmp_path, kind, build=build, hip=hip)
+    done = plan(torch_here, f"launcher.device={asked_for}")
     assert done.returncode == 2
     words = f"torch sees {called} here.*allocator.*events.*NVML.*launcher.device=cpu trains on the"
     assert re.search(words, " ".join(done.stderr.split())), done.stderr

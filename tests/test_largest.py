@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.geometry import enumerate_geometries
-from batchscape.probe import Attempt, seek_largest
+from batchscape.probe import TriedMicroBatch, seek_largest
 
 
 def cuts(global_batch_size):
@@ -17,7 +17,7 @@ def search(candidates, largest, guess):
     """Search where the candidates up to position `largest` fit."""
 
     def train(geometry):
-        return Attempt(geometry, candidates.index(geometry) <= largest)
+        return TriedMicroBatch(geometry, candidates.index(geometry) <= largest)
 
     return seek_largest(candidates, guess, train)
 

@@ -39,7 +39,7 @@ _LEAST_PAUSE_S = 2.0
 _PAUSES = 9.0
 """Time without work for each second of it, so that the page takes a tenth of one core at most."""
 _FOLLOWS = "runs have ended: their page follows"
-_NOT_ENDED = (Status.PENDING, Status.RUNNING)
+_NOT_ENDED = [status for status in Status if not status.has_end]
 _FILES = resources.files("batchscape.analysis.page")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; "

@@ -46,9 +46,10 @@ from batchscape.analysis.targets.summary import reaches_table
 from batchscape.analysis.targets.topic import coarse_warnings, targets_section
 from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.errors import AnalysisError
+from batchscape.record.status import Status
 from batchscape.record.tables import Tables
 
-_WITH_RESULT = ("completed", "diverged", "pruned")
+_WITH_RESULT = [str(status) for status in Status if status.is_sealed]
 """Statuses of runs that have a result."""
 
 

@@ -791,7 +791,13 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, verb: str, *, example: str = "", **options: Any) -> None:  # noqa: ANN401
         epilog = f"Example: {example}"
+        self._options: list[str] = []
         super().__init__(f"batchscape {verb}", allow_abbrev=False, epilog=epilog, **options)
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:  # noqa: ANN401
+        action = super().add_argument(*names, **options)
+        self._options += [name for name in action.option_strings if name.startswith("--")]
+        return action
 
     def add_folder(self) -> None:
         self.add_argument("folder", metavar="DIR", type=Path, help="folder of a sweep")
@@ -805,8 +811,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
         option = unknown.partition("=")[0]
-        options = [name for name in self._option_string_actions if name.startswith("--")]
-        hint = suggest(option, options) if unknown else ""
+        hint = suggest(option, self._options) if unknown else ""
         msg = f"{self.format_usage()}{self.prog}: {message}{hint}"
         raise ConfigError(msg)
 

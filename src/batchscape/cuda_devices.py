@@ -95,6 +95,15 @@ def every_cuda_device() -> list[CudaDevice | None]:
         return [_open_device(index) for index in range(nvml.nvmlDeviceGetCount())]
 
 
+def driver_and_devices() -> tuple[str | None, list[CudaDevice | None]]:
+    """Return the driver's version and `every_cuda_device`; None and no device without a driver."""
+    try:
+        with open_nvml() as nvml:
+            return nvml.nvmlSystemGetDriverVersion(), every_cuda_device()
+    except pynvml.NVMLError:
+        return None, []
+
+
 def visible_cuda_devices(variable: str | None) -> tuple[tuple[CudaDevice, ...], str | None]:
     """Return the devices that `CUDA_VISIBLE_DEVICES` leaves visible, and what hinders their use."""
     try:

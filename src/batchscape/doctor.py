@@ -47,7 +47,7 @@ _LEAST_SHARED_GIB = 1.0
 troubleshooting of the NCCL user guide."""
 _ANSWER_S = 60.0
 _TORCH_INSTALL = "install torch for this driver: https://pytorch.org/get-started/locally"
-Status = Literal["ok", "missing", "broken", "not needed"]
+FindingStatus = Literal["ok", "missing", "broken", "not needed"]
 _STYLES = {"ok": "green", "missing": "yellow", "broken": "red", "not needed": "dim"}
 
 
@@ -56,7 +56,7 @@ class Finding:
     """One line of the examination."""
 
     what: str
-    status: Status
+    status: FindingStatus
     """`missing`: not installed; `broken`: installed, and does not work; `not needed`: of no use."""
     detail: str
     repair: str | None = None
@@ -168,7 +168,7 @@ def disk(outputs: Path) -> list[Finding]:
         is_usable = free >= _LEAST_DISK_GIB
         if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
             is_usable, detail = False, f"{place} cannot be written to"
-        status: Status = "ok" if is_usable else "broken"
+        status: FindingStatus = "ok" if is_usable else "broken"
         findings.append(Finding(what, status, detail, None if is_usable else repair, needed=True))
     return findings
 

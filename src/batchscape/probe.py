@@ -52,7 +52,7 @@ _SHORT: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Attempt:
+class TriedMicroBatch:
     """The outcome of a real training with one micro-batch."""
 
     geometry: BatchGeometry
@@ -73,7 +73,7 @@ class LargestMicroBatch:
     unpredicted: str | None
     limit_gib: float
     """Memory of a device."""
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[TriedMicroBatch, ...]
 
     @property
     def largest(self) -> BatchGeometry | None:
@@ -104,7 +104,7 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
     else:
         guess = sum(_TAKEN_OF_TENSORS * gib <= limit_gib for gib in predicted_gib) - 1
 
-    def train(geometry: BatchGeometry) -> Attempt:
+    def train(geometry: BatchGeometry) -> TriedMicroBatch:
         spec = by_geometry[geometry]
         name = f"micro-batch {geometry.micro_batch_size}"
         with console.status(f"training with {name}"), Path(os.devnull).open("w") as nowhere:
@@ -123,7 +123,7 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
         console.print(f"{name} {'fits' if fits else 'is out of memory'}")
         figure = "peak_taken_gib" if spec.device_type == "cpu" else "peak_reserved_gib"
         taken_gib = status.summary.get(figure) if fits else None
-        return Attempt(geometry, fits, taken_gib, spec.run_id)
+        return TriedMicroBatch(geometry, fits, taken_gib, spec.run_id)
 
     attempts = seek_largest(candidates, guess, train)
     return LargestMicroBatch(candidates, predicted_gib, unpredicted, limit_gib, tuple(attempts))
@@ -132,15 +132,15 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
 def seek_largest(
     candidates: Sequence[BatchGeometry],
     guess: int | None,
-    train: Callable[[BatchGeometry], Attempt],
-) -> list[Attempt]:
+    train: Callable[[BatchGeometry], TriedMicroBatch],
+) -> list[TriedMicroBatch]:
     """Train geometries until the last that fits and the first that does not are neighbours.
 
     Candidates are in the order of their micro-batches. `guess` is the position of the last that
     should fit, -1 for none: a right one takes two trainings at most, and without one the search is
     by halves.
     """
-    attempts: list[Attempt] = []
+    attempts: list[TriedMicroBatch] = []
     last_fitting, first_failing = -1, len(candidates)
     while first_failing - last_fitting > 1:
         position = (last_fitting + first_failing) // 2

@@ -35,7 +35,7 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec, plain_geometry
 from batchscape.text import DURATIONS, list_text, near_multiples
 
-Basis = Literal["predicted", "measured", "given", "computed"]
+StepBasis = Literal["predicted", "measured", "given", "computed"]
 _CUT = dict.fromkeys(
     (
         *("batch.nodes", "batch.data_parallel_size"),
@@ -56,7 +56,7 @@ class Cut:
     spec: RunSpec
     fits: bool | None
     """None: not known."""
-    basis: Basis
+    basis: StepBasis
     forecast: RunForecast
 
     @property
@@ -289,7 +289,7 @@ def _choose(cuts: Sequence[Cut]) -> tuple[Cut | None, str | None]:
     return may, None
 
 
-def _step(name: str, value: object, reason: str, basis: Basis) -> Step:
+def _step(name: str, value: object, reason: str, basis: StepBasis) -> Step:
     return {"name": name, "value": str(value), "reason": reason, "basis": basis}
 
 

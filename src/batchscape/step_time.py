@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-_Number = TypeVar("_Number")
+T = TypeVar("T")
 
 
-def weights(devices: _Number, micro: _Number, accumulation: _Number) -> dict[str, _Number]:
+def weights(devices: T, micro: T, accumulation: T) -> dict[str, T]:
     """Return the factor of each coefficient at D devices, micro-batch M and accumulation A."""
     d: Any = devices
     m: Any = micro

@@ -10,10 +10,13 @@ import platform
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 GIB = 2**30
 """Bytes of a GiB."""
+_PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -33,10 +36,47 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
+def threads() -> int:
+    """Return the number of threads of this process, native ones included."""
+    return len(list((_PROC / "self" / "task").iterdir()))
+
+
+def die_first() -> None:
+    """Let the system choose this process before others where memory runs out; proc(5)."""
+    (_PROC / "self" / "oom_score_adj").write_text("500")
+
+
+def forget_peak_resident() -> None:
+    """Set the mark of resident memory (`VmHWM`) back to now; proc_pid_clear_refs(5)."""
+    (_PROC / "self" / "clear_refs").write_text("5")
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below one; psutil would look at every process of the machine for it."""
+    with suppress(OSError):
+        for task in (_PROC / str(pid) / "task").iterdir():
+            for child in map(int, (task / "children").read_bytes().split()):
+                yield child
+                yield from descendants(child)
+
+
+def schedstat(pid: int | None = None) -> Path:
+    """Return the file of the main thread of a process that `read_wait_s` reads."""
+    return _PROC / str(pid or "self") / "schedstat"
+
+
+def read_wait_s(content: bytes) -> float:
+    """Return how long a thread was ready and without a core, by the content of its `schedstat`.
+
+    Source: https://docs.kernel.org/scheduler/sched-stats.html, section "/proc/<pid>/schedstat".
+    """
+    return int(content.split()[1]) / 1e9
+
+
 def reported_memory(pid: int | None = None) -> dict[str, int]:
     """Return the memory of a process in bytes, by names of proc_pid_status(5); empty: not known."""
     try:
-        status = Path(f"/proc/{pid or 'self'}/status").read_text()
+        status = (_PROC / str(pid or "self") / "status").read_text()
     except OSError:
         return {}
     fields = re.findall(r"^(Vm\w+):\s+(\d+) kB$", status, re.MULTILINE)
@@ -46,7 +86,7 @@ def reported_memory(pid: int | None = None) -> dict[str, int]:
 def processor_name() -> str:
     """Return the model of the processor, or at least its architecture."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = (_PROC / "cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         lines = []
     pairs = (line.partition(":") for line in lines)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.errors import ConfigError
-from batchscape.plan.expand import Axis, expand, set_values
+from batchscape.plan.expand import SweptSetting, expand, set_values
 
 SETTINGS = {"a": {"x": 1, "y": {"z": 2}}, "b": {"x": 3}, "c": 4}
 KEYS = ["a.x", "a.y.z", "b.x", "c"]
@@ -42,10 +42,10 @@ def test_expand_is_the_product_and_composes_once_per_choice():
         return lambda values: {"lines": list(lines), **values}
 
     axes = [
-        Axis("seed", (0, 1, 2)),
-        Axis("model", ("small", "large"), ("model=small", "model=large")),
-        Axis("rate", (0.1, 0.2)),
-        Axis("data", ("text",), ("data=text",)),
+        SweptSetting("seed", (0, 1, 2)),
+        SweptSetting("model", ("small", "large"), ("model=small", "model=large")),
+        SweptSetting("rate", (0.1, 0.2)),
+        SweptSetting("data", ("text",), ("data=text",)),
     ]
     cells = expand(axes, compose)
     expected = list(itertools.product(*(axis.values for axis in axes)))

@@ -16,7 +16,7 @@ from batchscape.config import (
     Command,
     Cosine,
     CustomModel,
-    Data,
+    DataSettings,
     Ddp,
     DeepSpeed,
     Device,
@@ -164,7 +164,7 @@ ONE_VALUE = {(DeepSpeed, "compile")}
 TRIED = [
     setting
     for setting in SETTINGS
-    if setting.owner not in members_of(Data) or setting.owner is ExternalData
+    if setting.owner not in members_of(DataSettings) or setting.owner is ExternalData
     if setting.path[-1] not in {"name", "kind"}
     if (setting.owner, setting.path[-1]) not in ONE_VALUE
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_every_placeholder_is_on_the_page_as_it_is():
 
 def test_every_reader_of_metrics_is_on_the_page():
     readers = get_args(get_args(Metrics)[0])
-    kinds = [get_args(reader.__pydantic_fields__["kind"].annotation)[0] for reader in readers]
+    kinds = [get_args(get_type_hints(reader)["kind"])[0] for reader in readers]
     section = PAGE.split("## The metrics")[1].split("##")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == kinds
 

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.metrics import Metrics
 from batchscape.config.types import STRICT, Affects, Count
 
-Value = str | int | float | bool
+OwnValue = str | int | float | bool
 """A value of the user's own that argv may name."""
 
 
@@ -33,7 +33,7 @@ class Command:
     """Folder in which the program starts; null: that of batchscape."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables, over those of batchscape."""
-    values: dict[str, Value] = Field(default_factory=dict)
+    values: dict[str, OwnValue] = Field(default_factory=dict)
     """Placeholders of your own."""
     files: list[str] = Field(default_factory=list)
     """Files and folders that decide the training beside those in argv, such as modules that the

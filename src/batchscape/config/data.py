@@ -124,7 +124,7 @@ class CustomData:
     where it is not null."""
 
 
-Data = Annotated[
+DataSettings = Annotated[
     TextFiles | TokenFiles | Documents | Digits | CustomData | ExternalData,
     Field(discriminator="name"),
 ]

@@ -68,11 +68,11 @@ class Fabric(InProcess):
     name: Literal["fabric"]
 
 
-Engine = Annotated[
+EngineSettings = Annotated[
     Ddp | Fsdp | Accelerate | DeepSpeed | Fabric | Command, Field(discriminator="name")
 ]
 
 
-def cuts_updates(engine: Engine) -> bool:
+def cuts_updates(engine: EngineSettings) -> bool:
     """Return whether each rank updates a part of the parameters, and keeps their moments alone."""
     return isinstance(engine, Fsdp) or (isinstance(engine, DeepSpeed) and engine.zero_stage > 0)

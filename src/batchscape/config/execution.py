@@ -199,7 +199,7 @@ class Slurm(AnyLauncher):
                 raise ValueError(msg)
 
 
-Launcher = Annotated[Local | Slurm, Field(discriminator="name")]
+LauncherSettings = Annotated[Local | Slurm, Field(discriminator="name")]
 
 
 @dataclass(frozen=True, config=STRICT)

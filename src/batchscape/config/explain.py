@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from batchscape.config.messages import tags_of
 from batchscape.config.run import RunConfig
 from batchscape.config.settings import SETTINGS, members_of
+from batchscape.config.types import key_of
 from batchscape.text import list_text
 
 DECIDED = {(setting.owner, setting.path[-1]): str(setting.affects) for setting in SETTINGS}
@@ -92,10 +93,8 @@ def explained(settings: Mapping[str, Any], owner: type = RunConfig) -> Iterator[
 
     The settings are not validated yet, so that any value may stand there.
     """
-    # A name of pydantic's dataclasses, of which there is no type.
-    infos: Mapping[str, Any] = owner.__pydantic_fields__  # type: ignore[attr-defined]
-    names = {infos[name].alias or name: name for name in infos}
     hints = get_type_hints(owner, include_extras=True)
+    names = {key_of(name, hint): name for name, hint in hints.items()}
     for key, value in settings.items():
         name = names.get(key, "")
         member = _chosen_member(hints.get(name), value)

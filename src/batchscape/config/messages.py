@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import is_dataclass
+from itertools import starmap
 from typing import get_args, get_type_hints
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from batchscape.config.types import key_of
 from batchscape.text import near_names, suggest
 
 _LONGEST_VALUE = 200
@@ -26,9 +28,8 @@ def explain(error: ValidationError, root: type) -> str:
         if problem["type"] in _UNKNOWN and keys == ["sweeps"]:
             message = "settings stand one level too deep; is `# @package _global_` the first line?"
         elif problem["type"] in _UNKNOWN:
-            infos = getattr(owner, "__pydantic_fields__", {})
-            names = [infos[name].alias or name for name in infos]
-            message = "unknown setting" + suggest(keys[-1], names)
+            hints = {} if owner is None else get_type_hints(owner, include_extras=True)
+            message = "unknown setting" + suggest(keys[-1], [*starmap(key_of, hints.items())])
         elif problem["type"] == "missing":
             message = "a value is needed"
         elif problem["type"] == "json_invalid":

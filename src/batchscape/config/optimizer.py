@@ -11,7 +11,7 @@ from batchscape.config.types import STRICT, Affects, Count, Fraction, NonNegativ
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
-class _Rule:
+class _UpdateRule:
     """Settings of every optimizer."""
 
     learning_rate: Annotated[Positive, Affects.LOSS]
@@ -23,7 +23,7 @@ class _Rule:
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
-class _Moments(_Rule):
+class _Moments(_UpdateRule):
     """Settings of AdamW, alone and beside Muon."""
 
     beta1: Annotated[Fraction, Affects.LOSS] = 0.9
@@ -42,7 +42,7 @@ class AdamW(_Moments):
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
-class Sgd(_Rule):
+class Sgd(_UpdateRule):
     """Stochastic gradient descent with momentum."""
 
     name: Literal["sgd"]

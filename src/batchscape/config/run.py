@@ -12,16 +12,23 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.batch import Batch, Budget, Evaluation
 from batchscape.config.cluster import Cluster
 from batchscape.config.command import Command, ExternalData, ExternalModel
-from batchscape.config.data import CustomData, Data, Digits, Documents, TextFiles
+from batchscape.config.data import CustomData, DataSettings, Digits, Documents, TextFiles
 from batchscape.config.engine import (
     Accelerate,
     DeepSpeed,
-    Engine,
+    EngineSettings,
     Fsdp,
     InProcess,
     cuts_updates,
 )
-from batchscape.config.execution import Checkpoint, Device, Launcher, Loader, Measure, Tracker
+from batchscape.config.execution import (
+    Checkpoint,
+    Device,
+    LauncherSettings,
+    Loader,
+    Measure,
+    Tracker,
+)
 from batchscape.config.messages import explain
 from batchscape.config.model import CustomModel, Mlp, Model, Transformers
 from batchscape.config.optimizer import Muon, Optimizer, Scaling, Schedule
@@ -36,17 +43,17 @@ class RunConfig:
 
     batch: Batch
     model: Model
-    data: Data
+    data: DataSettings
     optimizer: Annotated[Optimizer, OUR_LOOP]
     schedule: Annotated[Schedule, Affects.LOSS, OUR_LOOP]
     scaling: Annotated[Scaling, Affects.LOSS, OUR_LOOP]
     budget: Annotated[Budget, Affects.LOSS]
     evaluation: Annotated[Evaluation, OUR_LOOP]
-    engine: Engine
+    engine: EngineSettings
     loader: Annotated[Loader, OUR_LOOP]
     checkpoint: Annotated[Checkpoint, Affects.NOTHING, OUR_LOOP]
     measure: Measure
-    launcher: Annotated[Launcher, Affects.NOTHING]
+    launcher: Annotated[LauncherSettings, Affects.NOTHING]
     tracker: Annotated[Tracker, Affects.NOTHING]
     device: Device = Field(default_factory=Device)
     cluster: Annotated[Cluster, Affects.NOTHING] = Field(default_factory=Cluster)

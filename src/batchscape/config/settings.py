@@ -7,13 +7,13 @@ others lacks, and the runs that analysis never pools follow from it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from batchscape.config.run import RunConfig
-from batchscape.config.types import OUR_LOOP, Affects
+from batchscape.config.types import OUR_LOOP, Affects, key_of
 
 
 class Setting(NamedTuple):
@@ -34,14 +34,12 @@ class Setting(NamedTuple):
 
 def _settings_of(owner: type, group: Setting) -> Iterator[Setting]:
     """Yield the settings of a group that a dataclass is, with those of the dataclasses within."""
-    # A name of pydantic's dataclasses, of which there is no type.
-    infos: Mapping[str, Any] = owner.__pydantic_fields__  # type: ignore[attr-defined]
     hints = get_type_hints(owner, include_extras=True)
     for field in fields(owner):
         hint = hints[field.name]
         marks = getattr(hint, "__metadata__", ())
         setting = Setting(
-            ".".join(filter(None, (group.key, infos[field.name].alias or field.name))),
+            ".".join(filter(None, (group.key, key_of(field.name, hint)))),
             owner,
             hint,
             next((mark for mark in marks if isinstance(mark, Affects)), group.affects),

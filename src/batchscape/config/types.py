@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import Flag, auto
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 """No unknown settings, no conversions."""
@@ -36,6 +37,13 @@ class Affects(Flag):
         if self == Affects.ALL:
             return "all"
         return ", ".join(str(one.name).lower() for one in self) or "nothing"
+
+
+def key_of(field: str, hint: Any) -> str:  # noqa: ANN401  (a type)
+    """Return the name of a field of a dataclass as a user writes it: its alias, if it has one."""
+    marks = getattr(hint, "__metadata__", ())
+    aliases = (mark.alias for mark in marks if isinstance(mark, FieldInfo))
+    return next(filter(None, aliases), field)
 
 
 OUR_LOOP: Final = "our loop"

@@ -9,7 +9,7 @@ from typing import Any
 
 from batchscape.config import (
     CustomData,
-    Data,
+    DataSettings,
     Digits,
     Documents,
     ExternalData,
@@ -50,7 +50,7 @@ _BY_KIND: dict[type, Callable[[Any], DataIdentity]] = {
 }
 
 
-def prepare(config: Data) -> DataIdentity:
+def prepare(config: DataSettings) -> DataIdentity:
     """Read the source, split it, and leave in the cache what the ranks will map into memory."""
     try:
         return _BY_KIND[type(config)](config)

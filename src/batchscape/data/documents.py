@@ -15,12 +15,10 @@ from batchscape.data.fingerprints import file_sha256
 from batchscape.data.progress import reading
 from batchscape.data.records import Record, Records
 from batchscape.data.sources import choose, draw
-from batchscape.data.store import DataArrays, keep
+from batchscape.data.store import Arrays, DataArrays, keep
 from batchscape.data.text import cut
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
-
-Arrays = dict[str, NDArray[Any]]
 
 
 def prepare_documents(config: Documents) -> DataIdentity:

@@ -113,10 +113,10 @@ def _files(root: Path, path: str) -> list[Path]:
     return files
 
 
-Rows = Iterator[list[dict[str, Any]]]
+RowLists = Iterator[list[dict[str, Any]]]
 
 
-def _json_rows(file: Path, _fields: Sequence[str]) -> Rows:
+def _json_rows(file: Path, _fields: Sequence[str]) -> RowLists:
     rows: list[dict[str, Any]] = []
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -139,7 +139,7 @@ def _json_rows(file: Path, _fields: Sequence[str]) -> Rows:
     yield rows
 
 
-def _parquet_rows(file: Path, fields: Sequence[str]) -> Rows:
+def _parquet_rows(file: Path, fields: Sequence[str]) -> RowLists:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
@@ -155,7 +155,7 @@ def _parquet_rows(file: Path, fields: Sequence[str]) -> Rows:
         raise ConfigError(msg) from None
 
 
-def _arrow_rows(file: Path, fields: Sequence[str]) -> Rows:
+def _arrow_rows(file: Path, fields: Sequence[str]) -> RowLists:
     import pyarrow
 
     try:
@@ -172,7 +172,7 @@ def _arrow_rows(file: Path, fields: Sequence[str]) -> Rows:
         raise ConfigError(msg) from None
 
 
-_READERS: dict[str, Callable[[Path, Sequence[str]], Rows]] = {
+_READERS: dict[str, Callable[[Path, Sequence[str]], RowLists]] = {
     ".json": _json_rows,
     ".parquet": _parquet_rows,
     ".arrow": _arrow_rows,

@@ -26,6 +26,7 @@ from batchscape.record.files import read_json, sha256_of, write_json
 from batchscape.record.spec import DataIdentity
 
 PARTS = ("train", "held_out")
+Arrays = dict[str, NDArray[Any]]
 
 _FORMAT = 1
 """Version of the prepared arrays; part of the manifest hash."""

@@ -14,7 +14,7 @@ from batchscape.config import Documents, TextFiles
 from batchscape.data.coding import ByteCoder, Coder, FolderCoder, tokenizer_hash
 from batchscape.data.progress import reading
 from batchscape.data.sources import text_sources
-from batchscape.data.store import PARTS, DataArrays, keep
+from batchscape.data.store import PARTS, Arrays, DataArrays, keep
 from batchscape.record.spec import DataIdentity
 
 Split = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -52,9 +52,6 @@ def _pieces(starts: NDArray[np.int64], labels: NDArray[np.int64], sequence_lengt
     offsets = np.repeat(starts, pieces) + piece * sequence_length
     lengths = np.minimum(sequence_length, np.repeat(labels, pieces) - piece * sequence_length)
     return offsets.astype(np.int64), lengths.astype(np.int64)
-
-
-Arrays = dict[str, NDArray[Any]]
 
 
 def prepare_text(config: TextFiles) -> DataIdentity:

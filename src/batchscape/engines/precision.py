@@ -52,6 +52,9 @@ class CastOnce:
         self._region: torch.autocast | None = None
         """Open between the first micro-step and the last."""
         self._in_order = True
+        cast = torch.ones(1, requires_grad=True).double()
+        self._of_cast = next(graph_of(cast)).name()
+        """Name of the node of a cast, which is torch's own to choose."""
 
     @contextmanager
     def forward(self, *, last: bool) -> Iterator[None]:
@@ -77,7 +80,7 @@ class CastOnce:
         self._in_order = True
         for node in graph_of(loss):
             # Casts of what is no weight were made in this micro-step, and are young.
-            if node.name() == "ToCopyBackward0" and hasattr(node.next_functions[0][0], "variable"):
+            if node.name() == self._of_cast and hasattr(node.next_functions[0][0], "variable"):
                 node._set_sequence_nr(_AT_ONCE)  # type: ignore[attr-defined]
 
     def forget(self) -> None:

@@ -13,8 +13,8 @@ from batchscape.errors import ConfigError
 from batchscape.interop.readers import (
     BATCH_KEYS,
     FLAG_WORDS,
-    Kind,
     Source,
+    SourceKind,
     Statement,
     Value,
     count_ids,
@@ -27,7 +27,7 @@ from batchscape.interop.readers import (
 from batchscape.interop.shell import ShellCommand, commands_of, is_unknown
 from batchscape.interop.slurm import JobResources, read_directives, read_options, read_step
 
-Launcher = Literal["torchrun", "paddle", "accelerate", "deepspeed", "litgpt", "python"]
+LauncherProgram = Literal["torchrun", "paddle", "accelerate", "deepspeed", "litgpt", "python"]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -35,7 +35,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 # Options without a value, needed to find where the launcher's options end.
-FLAGS: dict[Launcher, frozenset[str]] = {
+FLAGS: dict[LauncherProgram, frozenset[str]] = {
     "torchrun": _words("h help m module no_python run_path standalone use_env virtual_local_rank"),
     "paddle": _words("h help"),
     "accelerate": _words(
@@ -52,7 +52,7 @@ FLAGS: dict[Launcher, frozenset[str]] = {
     "python": frozenset(),
 }
 
-_MODULES: dict[str, Launcher] = {
+_MODULES: dict[str, LauncherProgram] = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "paddle.distributed.launch": "paddle",
@@ -60,7 +60,7 @@ _MODULES: dict[str, Launcher] = {
     "deepspeed.launcher.runner": "deepspeed",
     "litgpt": "litgpt",
 }
-_PROGRAMS: dict[str, Launcher] = {
+_PROGRAMS: dict[str, LauncherProgram] = {
     "torchrun": "torchrun",
     "accelerate-launch": "accelerate",
     "deepspeed": "deepspeed",
@@ -70,7 +70,7 @@ _MPI_COUNTS = ("-np", "--np", "-n", "--n", "-c")
 _NOT_LAUNCHING = frozenset({"echo", "printf", "pip", "which", "type", "command", "cd", "export"})
 
 
-def _launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
+def _launcher_of(words: Sequence[str]) -> tuple[LauncherProgram, int] | None:
     """Return the launcher of a command, and where its options begin; None where it has none.
 
     Programs in front of the launcher (srun, nohup, a Python program that starts the words behind
@@ -78,7 +78,7 @@ def _launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
     """
     if not words or words[0] in _NOT_LAUNCHING:
         return None
-    python: tuple[Launcher, int] | None = None
+    python: tuple[LauncherProgram, int] | None = None
     for index, word in enumerate(words):
         before = words[index - 1] if index else ""
         is_value = before.startswith("-") and before != "--"
@@ -96,7 +96,9 @@ def _has_script(words: Sequence[str]) -> bool:
     return "-m" in words or any(word.endswith(".py") for word in words[1:])
 
 
-def _launcher_at(words: Sequence[str], index: int, program: str) -> tuple[Launcher, int] | None:
+def _launcher_at(
+    words: Sequence[str], index: int, program: str
+) -> tuple[LauncherProgram, int] | None:
     if program == "ds" and _has_script(words[index:]):
         # Short for deepspeed, and as short for a folder.
         return "deepspeed", index + 1
@@ -135,7 +137,11 @@ def _resources_of_tasks(
 
 
 def _read_launcher(
-    launcher: Launcher, source: Source, visible: str | None, under: str | None, job: JobResources
+    launcher: LauncherProgram,
+    source: Source,
+    visible: str | None,
+    under: str | None,
+    job: JobResources,
 ) -> Statement:
     """Read the options of a launcher; `devices` stays None where only the machine would tell."""
     others: dict[str, object] = {
@@ -184,7 +190,7 @@ def _read_launcher(
     )
 
 
-_TITLES: dict[Launcher, str] = {
+_TITLES: dict[LauncherProgram, str] = {
     "torchrun": "torchrun",
     "paddle": "paddle.distributed.launch",
     "accelerate": "accelerate launch",
@@ -268,12 +274,12 @@ class Launch:
 
     name: str
     """The script file and line, or `command line`."""
-    launcher: Launcher
+    launcher: LauncherProgram
     statement: Statement
     """Of the launcher."""
     script: Statement | None
     """Of the arguments behind the script; None where they do not concern the batch."""
-    files: tuple[tuple[str, Kind | None], ...]
+    files: tuple[tuple[str, SourceKind | None], ...]
     """Configuration files that the command names, and their kinds; None: their keys tell."""
     floors: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
@@ -357,7 +363,7 @@ def read_script(
 def _read_command(
     name: str,
     command: ShellCommand,
-    launcher: Launcher,
+    launcher: LauncherProgram,
     start: int,
     *,
     job: JobResources,
@@ -416,7 +422,7 @@ def _read_command(
 
 def _script_statement(
     source_name: str,
-    launcher: Launcher,
+    launcher: LauncherProgram,
     rest: Sequence[str],
     options: Mapping[str, str],
     flags: Mapping[str, str],
@@ -439,12 +445,12 @@ def _script_statement(
 
 
 def _files(
-    launcher: Launcher,
+    launcher: LauncherProgram,
     options: Mapping[str, str],
     script: Mapping[str, str],
     rest: Sequence[str],
-) -> tuple[tuple[str, Kind | None], ...]:
-    files: list[tuple[str, Kind | None]] = []
+) -> tuple[tuple[str, SourceKind | None], ...]:
+    files: list[tuple[str, SourceKind | None]] = []
     if launcher == "accelerate":
         if options.get("config_file"):
             files.append((options["config_file"], "accelerate"))

@@ -24,7 +24,7 @@ from batchscape.text import list_text, near_names
 
 T = TypeVar("T")
 
-Kind = Literal[
+SourceKind = Literal[
     "deepspeed",
     "accelerate",
     "trainer",
@@ -36,7 +36,7 @@ Kind = Literal[
     "script",
 ]
 
-KINDS: dict[Kind, str] = {
+KINDS: dict[SourceKind, str] = {
     "deepspeed": "DeepSpeed JSON",
     "accelerate": "accelerate config",
     "trainer": "TrainingArguments",
@@ -74,7 +74,7 @@ class Value(Generic[T]):
 class Statement:
     """The values of one source; None where it says nothing."""
 
-    kind: Kind
+    kind: SourceKind
     source: str
     """Name of the file, or the part of the command line."""
     devices: Value[int] | None = None
@@ -246,7 +246,7 @@ FLAG_WORDS = {
 }
 """Quantities that an argument of the user's own script may stand for."""
 
-_MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
+_MARKS: tuple[tuple[SourceKind, frozenset[str]], ...] = (
     ("accelerate", frozenset({"distributed_type"})),
     ("accelerate", frozenset({"compute_environment"})),
     ("trainer", frozenset({"per_device_train_batch_size"})),
@@ -324,7 +324,7 @@ _NEAR = 0.85
 """Share of letters in common from which a key is taken for another's misspelling."""
 
 
-def read_content(source: Source, kind: Kind) -> Statement:
+def read_content(source: Source, kind: SourceKind) -> Statement:
     """Read a file of a kind."""
     refuse_parallelism(source.name, source.content)
     if kind == "deepspeed":
@@ -332,7 +332,7 @@ def read_content(source: Source, kind: Kind) -> Statement:
     return read_accelerate(source) if kind == "accelerate" else read_program(source, kind)
 
 
-def kind_of(content: Mapping[str, object], *, is_json: bool) -> Kind | None:
+def kind_of(content: Mapping[str, object], *, is_json: bool) -> SourceKind | None:
     """Return the kind of a configuration by its keys; None where they do not identify it."""
     keys = {key for key, _ in _flat_items(content)} | set(content)
     for kind, marks in _MARKS:
@@ -386,7 +386,7 @@ def _flat_items(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def _batch_numbers(
-    source: Source, kind: Kind, flags: Mapping[str, str], *, auto: bool = False
+    source: Source, kind: SourceKind, flags: Mapping[str, str], *, auto: bool = False
 ) -> dict[str, Any]:
     """Read the numbers of a batch: the user's own names go before those of the kind."""
     keys = {FLAG_WORDS[word]: name for word, name in flags.items()}
@@ -494,7 +494,9 @@ def read_accelerate(source: Source) -> Statement:
     )
 
 
-def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = None) -> Statement:
+def read_program(
+    source: Source, kind: SourceKind, flags: Mapping[str, str] | None = None
+) -> Statement:
     """Read the file of a training program that cuts the batch itself, or its arguments."""
     flat = replace(source, content=dict(_flat_items(source.content)))
     strategy = str(source.content.get("batching_strategy"))
@@ -515,7 +517,7 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
     return Statement(kind, source.name, clipping=source.number("max_grad_norm"), **numbers)
 
 
-def _trainer_fields(source: Source, kind: Kind) -> dict[str, Any]:
+def _trainer_fields(source: Source, kind: SourceKind) -> dict[str, Any]:
     """Return precision, switches and the DeepSpeed JSON of `TrainingArguments`."""
     # axolotl asks the device; its "full" has no autocast.
     is_axolotl = kind == "axolotl"
@@ -566,7 +568,7 @@ def is_configuration(path: Path | str) -> bool:
     return Path(path).suffix.lower() in {".json", ".yaml", ".yml"}
 
 
-def read_file(path: Path, kind: Kind | None = None) -> Statement:
+def read_file(path: Path, kind: SourceKind | None = None) -> Statement:
     """Read a .json, .yaml or .yml file; its keys identify its kind where none is given."""
     content = _parse(path, read_text(path))
     kind = kind or kind_of(content, is_json=path.suffix.lower() == ".json")

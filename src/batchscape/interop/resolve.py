@@ -17,8 +17,8 @@ from batchscape.geometry import BatchGeometry, solve
 from batchscape.interop.command import COMMAND_LINE, Launch, read_script
 from batchscape.interop.readers import (
     KINDS,
-    Kind,
     Source,
+    SourceKind,
     Statement,
     Value,
     is_configuration,
@@ -136,7 +136,7 @@ class _Files:
         self.statements: dict[str, Statement] = {}
         self.paths: dict[str, Path] = {}
 
-    def read_reference(self, name: str, kind: Kind | None, base: Path) -> None:
+    def read_reference(self, name: str, kind: SourceKind | None, base: Path) -> None:
         """Read a file that a command or another file names."""
         same_name = [path for path in self.pending if path.name == Path(name).name]
         places = (*same_name, Path(name), base / name)
@@ -172,7 +172,7 @@ class _Files:
                 base = self.paths.get(_role(statement), Path())
                 self.read_reference(reference, "deepspeed", base.parent)
 
-    def _read(self, path: Path, kind: Kind | None) -> None:
+    def _read(self, path: Path, kind: SourceKind | None) -> None:
         if all(path.resolve() != other.resolve() for other in self.paths.values()):
             self._keep(read_file(path, kind), path)
 

@@ -195,12 +195,12 @@ def _auto_without_source(setup: Setup, running: Running) -> Iterator[Disagreemen
     )
 
 
-Pair = tuple[str, Statement | None, Statement | None, str]
+StatementPair = tuple[str, Statement | None, Statement | None, str]
 """A field, two statements that may differ in it, and the consequence."""
 _FIRST_WINS = "the first goes before the second, without a word"
 
 
-def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
+def _pairs(setup: Setup, running: Running) -> Iterator[StatementPair]:
     """Yield pairs of statements of one field, with the consequence of a difference."""
     json, program, is_trainer = setup.deepspeed, setup.program, setup.trainer is not None
     is_accelerate, mode = running.system == "accelerate", accelerate_mode(setup)

@@ -22,7 +22,7 @@ from batchscape.launch.active import ActiveRun
 from batchscape.launch.beginnings import Branches
 from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT, Start
 from batchscape.launch.devices import Lease
-from batchscape.launch.ending import remove_dead_writes_of_run
+from batchscape.launch.ending import note_end, remove_dead_writes_of_run
 from batchscape.launch.forked import ServerError
 from batchscape.launch.hangs import HangWatch
 from batchscape.launch.processes import Processes
@@ -31,11 +31,12 @@ from batchscape.record.claims import RunClaim
 from batchscape.record.disk import disk_error
 from batchscape.record.environment import environment
 from batchscape.record.files import read_json, write_json
-from batchscape.record.folder import TABLES, RunFolder, SweepFolder
+from batchscape.record.folder import TABLES, SweepFolder
 from batchscape.record.instants import now
 from batchscape.record.locks import is_held, take
+from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import read_state
+from batchscape.record.state import RunState, read_state
 from batchscape.record.status import Attempt, RunStatus, Status
 from batchscape.record.timing import invalidate_times, processes_share, runs_share
 from batchscape.text import count_text
@@ -83,6 +84,7 @@ OTHER_LAUNCHER = "another launcher was at work on this machine"
 """Why the times of a run are not valid that had another launcher beside it."""
 _EARLIER = "an earlier attempt: "
 _TRUNK = "the run that it began as: "
+_LOST = RunEnd(Status.INTERRUPTED, reason="the launcher died", cause=Cause.INTERRUPTED)
 
 
 def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool) -> dict[str, Any]:
@@ -269,7 +271,7 @@ class Attempts:
         with ExitStack() as undone:
             undone.callback(hangs.close)
             launch = {"attempt": attempt, **launch, "rendezvous": meeting}
-            status = self._write_start(spec, folder, state.record, launch)
+            status = self._write_start(spec, state, launch)
             active = ActiveRun(
                 spec=spec,
                 folder=folder,
@@ -304,21 +306,16 @@ class Attempts:
             undone.pop_all()
         return active
 
-    def _write_start(
-        self, spec: RunSpec, folder: RunFolder, before: RunStatus, launch: dict[str, Any]
-    ) -> RunStatus:
+    def _write_start(self, spec: RunSpec, state: RunState, launch: dict[str, Any]) -> RunStatus:
         """Write the files of an attempt that begins into the folder of a run; return its status."""
-        attempts = deepcopy(before.attempts)
+        folder, before = state.folder, deepcopy(state.record)
+        if state.is_lost:
+            note_end(before, _LOST, state.lost_at)
+        attempts = before.attempts
         remove_dead_writes_of_run(folder)
         for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
             # Parquet without a seal is from a launcher that died while sealing; the lines remain.
             leftover.unlink(missing_ok=True)
-        if attempts and attempts[-1].ended_at is None:
-            lost = attempts[-1]
-            # An attempt begins after those before it, even where its launcher's clock is behind.
-            lost.ended_at = max(lost.started_at, folder.written_at)
-            lost.status, lost.reason = str(Status.INTERRUPTED), "the launcher died"
-            lost.cause = str(Cause.INTERRUPTED)
         spec.write(folder.config)
         write_json(folder.environment, self._environment)
         prediction = self._predictions.get(spec.run_id)

@@ -15,8 +15,6 @@ _EQUAL_FAILURES = 3
 """Runs that fail alike, and none ends otherwise: the next ones would fail, too."""
 _NUMBER = re.compile(r"(?<!code )\b\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 """A number in a reason, which may differ between runs that fail alike; an exit code may not."""
-_TRAINED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
-"""Statuses of runs whose program works."""
 
 
 class Failures:
@@ -82,7 +80,7 @@ class Failures:
         if not all(shared <= _settings(spec) for spec in queue):
             return ""
         statuses = (RunStatus.if_readable(run.status) for run in self._sweep.run_folders())
-        self._has_trained = any(status and status.status in _TRAINED for status in statuses)
+        self._has_trained = any(status and status.status.is_sealed for status in statuses)
         if self._has_trained:
             return ""
         return (

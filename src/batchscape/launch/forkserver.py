@@ -36,7 +36,7 @@ from batchscape.launch.child import (
     live,
 )
 from batchscape.record.instants import now
-from batchscape.system import adopt_orphans, end_with_parent
+from batchscape.system import adopt_orphans, die_first, end_with_parent, threads
 
 PRELOADED = (
     "numpy",
@@ -101,9 +101,8 @@ def _preload(entry: str) -> None:
 
 
 def _why_unsafe_to_fork() -> str | None:
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads != 1:
-        return f"importing the training libraries started {threads - 1} more native threads"
+    if (others := threads() - 1) > 0:
+        return f"importing the training libraries started {others} more native threads"
     if "torch" not in sys.modules:
         return None
     # A child of a process that has woken the CUDA driver cannot use it; only a child can tell.
@@ -198,7 +197,7 @@ class _ForkServer:
                 os._exit(1)
             # Where memory runs out, the system should pick a rank before the launcher.
             with contextlib.suppress(OSError):
-                Path("/proc/self/oom_score_adj").write_text("500")
+                die_first()
             # The launcher must see the socket close when the server alone has died.
             for end in (self._channel, self._woken, self._waker):
                 end.close()

@@ -25,7 +25,7 @@ import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
-from batchscape.config import Launcher
+from batchscape.config import LauncherSettings
 from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path, stacks_path
 from batchscape.text import list_text
 
@@ -54,7 +54,7 @@ class HangWatch:
         Beginning of the paths of the shared files.
     ranks : int
         Number of processes that are watched, the first ones of the run.
-    settings : Launcher
+    settings : LauncherSettings
         Holds the times of the rule.
     is_program : bool
         Whether the run is a program of the user's own, watched by its log and metrics.
@@ -71,7 +71,7 @@ class HangWatch:
         self,
         place: str,
         ranks: int,
-        settings: Launcher,
+        settings: LauncherSettings,
         *,
         is_program: bool,
         has_others: bool = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -458,15 +457,14 @@ class Launcher:
         if not is_tried_again(status, most - self._retries[run_id]):
             return False
         self._retries[run_id] += 1
-        reason = f"retry {self._retries[run_id]} of {most} follows: {status.reason}"
+        opened = status.opened_again(f"retry {self._retries[run_id]} of {most} follows")
         try:
             # Whatever becomes of this launcher, the same command goes on with the run. Where that
             # cannot be written there is no retry, and the run stands as it ended.
-            open_again = replace(status, status=Status.INTERRUPTED, reason=reason)
-            open_again.write(run.folder.status)
+            opened.write(run.folder.status)
         except OSError:
             return False
-        self._progress.run_retried(run_id, reason)
+        self._progress.run_retried(run_id, str(opened.reason))
         self._retry_queue.append(run.spec)
         return True
 

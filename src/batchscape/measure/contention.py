@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import psutil
 
-_PROC = Path("/proc")
-_SCHEDSTAT = "schedstat"
-"""Nanoseconds on a core, nanoseconds ready and without one, and time slices of the main thread.
-Source: https://docs.kernel.org/scheduler/sched-stats.html, section "/proc/<pid>/schedstat"."""
+from batchscape.system import descendants, read_wait_s, schedstat
+
 _LARGEST_SHARE = 0.01
 """Share of the time that looking at other processes may take: it takes a core from them."""
 _SHORTEST_S = 0.1
@@ -49,10 +45,9 @@ class CoreWaits:
     """Counts waits for a core, from one call to the next; a call costs a few microseconds."""
 
     def __init__(self) -> None:
-        try:
-            self._schedstat: int | None = os.open(_PROC / "self" / _SCHEDSTAT, os.O_RDONLY)
-        except OSError:
-            self._schedstat = None
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._file = os.open(schedstat(), os.O_RDONLY)
         self._waited_s = self._read()
         self._processor_s = time.process_time()
 
@@ -68,13 +63,13 @@ class CoreWaits:
         return contention
 
     def _read(self) -> float | None:
-        return None if self._schedstat is None else _waited_s(os.pread(self._schedstat, 128, 0))
+        return None if self._file is None else read_wait_s(os.pread(self._file, 128, 0))
 
     def close(self) -> None:
         """Close the file."""
-        if self._schedstat is not None:
-            os.close(self._schedstat)
-            self._schedstat = None
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class TreeWaits:
@@ -132,24 +127,11 @@ class TreeWaits:
 def _taken_below(root: int) -> dict[psutil.Process, _Taken]:
     """Return what each process below one has taken; nothing where the system does not tell."""
     taken = {}
-    for pid in _below(root):
+    for pid in descendants(root):
         # Processes end while they are looked at.
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
-            waited_s = _waited_s((_PROC / str(pid) / _SCHEDSTAT).read_bytes())
+            waited_s = read_wait_s(schedstat(pid).read_bytes())
             times = process.cpu_times()
             taken[process] = _Taken(waited_s, times.user + times.system)
     return taken
-
-
-def _below(pid: int) -> Iterator[int]:
-    # psutil would look at every process of the machine for it.
-    with contextlib.suppress(OSError):
-        for task in (_PROC / str(pid) / "task").iterdir():
-            for child in map(int, (task / "children").read_bytes().split()):
-                yield child
-                yield from _below(child)
-
-
-def _waited_s(schedstat: bytes) -> float:
-    return int(schedstat.split()[1]) / 1e9

@@ -65,16 +65,17 @@ class Operations(NamedTuple):
     counts as one operator each way, which never writes its scores."""
 
 
-class _Layout(NamedTuple):
-    """What a tensor on `meta` consists of."""
+class TensorLayout(NamedTuple):
+    """All of a strided tensor but its numbers."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
 
-
-def _layout(tensor: Tensor) -> _Layout:
-    return _Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorLayout:
+        """Return the layout of a tensor."""
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
 def _is_on_meta(tensor: Tensor) -> bool:
@@ -86,7 +87,7 @@ def _is_on_meta(tensor: Tensor) -> bool:
 def _key_of(value: object) -> tuple[Any, ...] | None:
     """Return what decides the layouts of an operator's results; None where that is not known."""
     if isinstance(value, Tensor):
-        return _layout(value) if _is_on_meta(value) else None
+        return TensorLayout.of(value) if _is_on_meta(value) else None
     if isinstance(value, list | tuple | dict):
         parts = []
         for entry in value.items() if isinstance(value, dict) else value:
@@ -103,7 +104,7 @@ class _OperationCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.total, self.kernels, self.traffic_bytes = 0, 0, 0
         self.within_attention = False
-        self._layouts_by_key: dict[tuple[Any, ...], list[_Layout]] = {}
+        self._layouts_by_key: dict[tuple[Any, ...], list[TensorLayout]] = {}
         """Layouts of results, by operator and arguments: torch works shapes out in Python."""
 
     def __torch_dispatch__(
@@ -143,7 +144,7 @@ class _OperationCounter(TorchDispatchMode):
         out = func(*args, **kwargs)
         results = out if isinstance(out, tuple) and len(out) > 1 else (out,)
         if all(isinstance(each, Tensor) and _is_on_meta(each) for each in results):
-            self._layouts_by_key[key] = [_layout(each) for each in results]
+            self._layouts_by_key[key] = [TensorLayout.of(each) for each in results]
         return out
 
     def touch(self, tensors: Iterable[Tensor]) -> None:

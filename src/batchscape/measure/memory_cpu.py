@@ -41,7 +41,7 @@ _LAST_SETTLE_S = 0.25
 _MAX_UNEXPLAINED = 1e-3
 """Part of the peak that may stay alive after the rehearsal: caches that a library keeps."""
 
-_Event = Mapping[str, Any]
+_ProfilerEvent = Mapping[str, Any]
 
 
 class CpuProbe:
@@ -106,7 +106,7 @@ class CpuProbe:
             with tempfile.TemporaryDirectory(prefix="batchscape-") as folder_name:
                 path = Path(folder_name) / "trace.json"
                 profiler.export_chrome_trace(str(path))
-                events: list[_Event] = json.loads(path.read_bytes())["traceEvents"]
+                events: list[_ProfilerEvent] = json.loads(path.read_bytes())["traceEvents"]
             self._report = _judge(_replay(events), self._trained_bytes)
 
     def phase(self, name: str) -> None:
@@ -199,7 +199,7 @@ def _quiet_profiler() -> Iterator[None]:
             del os.environ["KINETO_LOG_LEVEL"]
 
 
-def _replay(events: Sequence[_Event]) -> dict[str, AllocatedBytes]:
+def _replay(events: Sequence[_ProfilerEvent]) -> dict[str, AllocatedBytes]:
     """Return what was allocated in each phase, relative to the begin of the probe.
 
     Each `[memory]` event carries the allocator's total after it, so a phase's peak needs no sum

@@ -83,10 +83,10 @@ class CudaMemory:
         return MemoryReport.from_bytes(
             _METHOD,
             self._phases,
-            reserved=self._peak_reserved,
+            peak_reserved=self._peak_reserved,
             device_used=self._device_used,
             workspace=_release_cublas_workspace(self._device) if self._phases else None,
-            retries=self._retries,
+            allocator_retries=self._retries,
         )
 
     def _read(self) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
-from batchscape.system import GIB, reported_memory
+from batchscape.system import GIB, forget_peak_resident, reported_memory
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def _forget_peak_rss() -> bool:
         return False
     _BeforeReset.peak_rss = max(_BeforeReset.peak_rss, before.peak_resident)
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        forget_peak_resident()
     except OSError:
         return False
     return True

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from batchscape.system import GIB
 
 PHASES = ("after_model", "first_backward", "first_optimizer_step", "steady")
-"""Phases of a training in their order. One that is entered again keeps its higher peak."""
+"""Phases of a training in their order: the model is built, and wrapped by its engine; micro-steps
+of the first optimizer step; its update, which makes the optimizer's state; later, full optimizer
+steps. One that is entered again keeps its higher peak."""
 
 OUTSIDE = "outside"
 """Name for what is no training step, as an evaluation: it enters no figure."""
@@ -31,33 +34,9 @@ class AllocatedBytes:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Memory of one rank, in GiB; None where it was not measured.
+    """Memory of one rank: columns of the table `ranks`, whose meanings are in `record.figures`.
 
-    Parameters
-    ----------
-    method : str
-        Where the allocated and reserved figures come from.
-    allocated_after_model_gib : float or None
-        Tensors alive at the end of the phase `after_model`: parameters, buffers, and what an
-        engine allocates when it wraps the model, such as DDP's buckets.
-    peak_allocated_first_backward_gib : float or None
-        Peak from the first micro-step through the last backward of the first optimizer step.
-    peak_allocated_first_optimizer_step_gib : float or None
-        Peak in the first update, which makes the optimizer's state.
-    peak_allocated_steady_gib : float or None
-        Peak over later, full optimizer steps.
-    peak_allocated_gib : float or None
-        The largest of the four above.
-    peak_reserved_gib : float or None
-        Peak of what the caching allocator held, in the same phases.
-    device_used_gib : float or None
-        Device memory of this process as the driver tells, CUDA context included.
-    workspace_gib : float or None
-        Part of the peaks after the model that cuBLAS works in: the same for every micro-batch.
-    allocator_retries : int or None
-        Times in the phases that an allocation had to wait for cached memory to be given back.
-    problem : str or None
-        Why there are no figures, when a measurement was tried and cannot be trusted.
+    None stands for what was not measured.
     """
 
     method: str
@@ -71,6 +50,7 @@ class MemoryReport:
     workspace_gib: float | None = None
     allocator_retries: int | None = None
     problem: str | None = None
+    """Why there are no figures, when a measurement was tried and cannot be trusted."""
 
     @classmethod
     def from_bytes(
@@ -78,34 +58,26 @@ class MemoryReport:
         method: str,
         phases: Mapping[str, AllocatedBytes],
         *,
-        reserved: int | None = None,
-        device_used: int | None = None,
-        workspace: int | None = None,
-        retries: int | None = None,
+        allocator_retries: int | None = None,
+        **others: int | None,
     ) -> MemoryReport:
-        """Return the report of the bytes of each phase; phases not entered stay None."""
-        figures = {name: phases[name].peak for name in PHASES[1:] if name in phases}
+        """Return the report of the bytes of each phase, and of others by their names without unit.
+
+        Phases not entered stay None.
+        """
+        counts = {
+            f"peak_allocated_{name}": phases[name].peak for name in PHASES[1:] if name in phases
+        }
         if "after_model" in phases:
-            figures["after_model"] = phases["after_model"].last
-        return cls(
-            method=method,
-            allocated_after_model_gib=_gib(figures.get("after_model")),
-            peak_allocated_first_backward_gib=_gib(figures.get("first_backward")),
-            peak_allocated_first_optimizer_step_gib=_gib(figures.get("first_optimizer_step")),
-            peak_allocated_steady_gib=_gib(figures.get("steady")),
-            peak_allocated_gib=_gib(max(figures.values(), default=None)),
-            peak_reserved_gib=_gib(reserved),
-            device_used_gib=_gib(device_used),
-            workspace_gib=_gib(workspace),
-            allocator_retries=retries,
-        )
+            counts["allocated_after_model"] = phases["after_model"].last
+        others |= {**counts, "peak_allocated": max(counts.values(), default=None)}
+        figures: dict[str, Any] = {
+            f"{name}_gib": None if count is None else count / GIB for name, count in others.items()
+        }
+        return cls(method, allocator_retries=allocator_retries, **figures)
 
     def as_columns(self) -> dict[str, str | float | int | None]:
         """Return the cells of a row of `ranks`; a problem takes the place of the method."""
         cells = asdict(self)
         method, problem = cells.pop("method"), cells.pop("problem")
         return {"memory_method": method if problem is None else f"none: {problem}", **cells}
-
-
-def _gib(count: int | None) -> float | None:
-    return None if count is None else count / GIB

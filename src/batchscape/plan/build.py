@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from batchscape.config import Command, Data, RunConfig
+from batchscape.config import Command, DataSettings, RunConfig
 from batchscape.errors import ConfigError, GeometryError
 from batchscape.geometry import BatchGeometry
 from batchscape.models.source import model_source_hash
@@ -29,7 +29,7 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import DataIdentity, RunSpec
 from batchscape.text import count_text
 
-Prepare = Callable[[Data], DataIdentity]
+Prepare = Callable[[DataSettings], DataIdentity]
 """Reads the data of a configuration and names its content; `batchscape.data.prepare`."""
 
 _MAX_PROBLEMS = 5

@@ -10,6 +10,7 @@ from batchscape.plan.parameters import count_parameters
 from batchscape.record.disk import free_bytes
 from batchscape.record.folder import CHECKPOINTS_KEPT, SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import unsealed
 from batchscape.text import size_text
 
 _NUMBERS = 3
@@ -21,7 +22,7 @@ def disk_warning(specs: Sequence[RunSpec], sweep: SweepFolder) -> str | None:
 
     Models that only their own code knows, programs, rows and files of W&B are not counted.
     """
-    open_specs = open_runs(specs, sweep)
+    open_specs = unsealed(specs, sweep)
     at_once = max((spec.config.launcher.concurrent_runs for spec in open_specs), default=0)
     sizes = sorted(
         _NUMBERS
@@ -41,13 +42,6 @@ def disk_warning(specs: Sequence[RunSpec], sweep: SweepFolder) -> str | None:
         f"Checkpoints take {size_text(needed)} at one time, and {size_text(free)} are free: make "
         "space, give a sweep_dir on another disk, or a smaller launcher.concurrent_runs."
     )
-
-
-def open_runs(specs: Sequence[RunSpec], sweep: SweepFolder) -> list[RunSpec]:
-    """Return the runs that are not sealed yet."""
-    # Listing the folders that exist is fast, however many runs a plan has.
-    sealed = {f.path.name for f in sweep.run_folders() if f.parquet("steps").exists()}
-    return [spec for spec in specs if spec.run_id not in sealed]
 
 
 def evaluations(spec: RunSpec) -> int:

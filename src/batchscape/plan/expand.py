@@ -24,7 +24,7 @@ Compose = Callable[[tuple[str, ...]], Callable[[Mapping[str, Any]], dict[str, An
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweptSetting:
     """One swept setting and its values."""
 
     key: str
@@ -72,7 +72,7 @@ class SweepCells:
     """What is searched; each cell has their low ends."""
 
 
-def expand(axes: Sequence[Axis], compose: Compose) -> list[Cell]:
+def expand(axes: Sequence[SweptSetting], compose: Compose) -> list[Cell]:
     """Return every combination of the axes."""
     if (count := math.prod(len(axis.values) for axis in axes)) > MOST_CELLS:
         product = " x ".join(f"{len(axis.values):,} of {axis.key}" for axis in axes)

@@ -17,11 +17,12 @@ from typing import Any, Literal, Protocol
 from batchscape.geometry import BatchGeometry
 from batchscape.launch.beginnings import Beginning, find_beginnings
 from batchscape.launch.schedule import launch_order, makespan_s
-from batchscape.plan.disk_use import evaluations, open_runs
+from batchscape.plan.disk_use import evaluations
 from batchscape.plan.machine import Machine
 from batchscape.plan.step_time import StepTimeRanges
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import unsealed
 
 NOT_KNOWN = "not known"
 _EVALUATED = (0.1, 1.0)
@@ -171,7 +172,7 @@ def forecast(
             return f"{NOT_KNOWN}: {ends}"
         return PredictedRange(ends.low, ends.high, ends.middle), before.way
 
-    open_specs = [spec for spec in open_runs(specs, sweep) if spec.run_id not in unfit]
+    open_specs = [spec for spec in unsealed(specs, sweep) if spec.run_id not in unfit]
     beginnings = find_beginnings(launch_order(open_specs), sweep)
     runs = {
         spec.run_id: _run(spec, step_time, before.at_peak_s, beginnings.get(spec.run_id))

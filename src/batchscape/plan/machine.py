@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from batchscape.config import Cluster, Launcher, Slurm
+from batchscape.config import Cluster, LauncherSettings, Slurm
 from batchscape.config.cluster import datasheet_of, known_devices
 from batchscape.cuda_devices import CudaDevice, names_mig, visible_cuda_devices
 from batchscape.errors import ConfigError
@@ -78,7 +78,7 @@ class Machine:
         return self.cores or tuple(range(self.cpu_cores))
 
     @classmethod
-    def of(cls, cluster: Cluster, launcher: Launcher | None = None) -> Machine:
+    def of(cls, cluster: Cluster, launcher: LauncherSettings | None = None) -> Machine:
         """Return a declared machine, or this one with the figures of its devices."""
         if isinstance(launcher, Slurm) and cluster.device is None:
             if cluster.nodes is None or cluster.devices_per_node is None:
@@ -138,7 +138,7 @@ class Machine:
             is_found=True,
         )
 
-    def device_type(self, launcher: Launcher) -> str:
+    def device_type(self, launcher: LauncherSettings) -> str:
         """Return `cpu` or `cuda`, as the launcher's setting and this machine decide."""
         if self.asked_for_mig and launcher.device != "cpu":
             msg = (
@@ -148,9 +148,9 @@ class Machine:
             raise ConfigError(msg)
         if self.cuda_problem is not None and launcher.device != "cpu":
             raise ConfigError(self.cuda_problem)
+        if launcher.device != "cpu" and (unmeasured := self.unmeasured) is not None:
+            raise ConfigError(unmeasured)
         if launcher.device == "auto":
-            if self.unmeasured is not None:
-                raise ConfigError(self.unmeasured)
             return "cuda" if self.cuda_devices else "cpu"
         if launcher.device == "cpu" and self.is_declared:
             msg = (

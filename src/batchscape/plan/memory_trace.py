@@ -38,7 +38,7 @@ from batchscape.data.datasets import open_dataset
 from batchscape.engines import build_engine
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
-from batchscape.measure.flops import Operator, tensors_in
+from batchscape.measure.flops import Operator, TensorLayout, tensors_in
 from batchscape.measure.memory_cpu import allocations_of
 from batchscape.measure.memory_report import AllocatedBytes
 from batchscape.models.hugging_face import nothing_packed
@@ -228,14 +228,6 @@ _LINGERS = 100
 """Operators, about a millisecond of them, for which a thread of gloo may hold what it was given."""
 
 
-class _Layout(NamedTuple):
-    """All of a tensor but its numbers."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-
 def _bytes_in_convolution(func: Operator, args: tuple[Any, ...]) -> list[int]:
     """Return the bytes that a convolution on a CPU holds, after each change of them.
 
@@ -244,7 +236,7 @@ def _bytes_in_convolution(func: Operator, args: tuple[Any, ...]) -> list[int]:
     16 and 17 where those take another kernel.
     """
     layouts = tuple(
-        _Layout(tuple(arg.shape), arg.stride(), arg.dtype)
+        TensorLayout.of(arg)
         if isinstance(arg, Tensor)
         else tuple(arg)
         if isinstance(arg, list)
@@ -266,7 +258,7 @@ def _bytes_in_convolution(func: Operator, args: tuple[Any, ...]) -> list[int]:
 def _measure_convolution(func: Operator, layouts: tuple[Any, ...], samples: int) -> list[int]:
     """Run a convolution on zeros, with one thread as a rank has."""
 
-    def zeros(layout: _Layout, *, has_samples: bool) -> Tensor:
+    def zeros(layout: TensorLayout, *, has_samples: bool) -> Tensor:
         shape = (samples, *layout.shape[1:]) if has_samples else layout.shape
         last = sum((size - 1) * stride for size, stride in zip(shape, layout.strides, strict=True))
         return torch.zeros(last + 1, dtype=layout.dtype).as_strided(shape, layout.strides)
@@ -277,7 +269,7 @@ def _measure_convolution(func: Operator, layouts: tuple[Any, ...], samples: int)
         with unset_fake_temporarily():
             args = [
                 zeros(each, has_samples=place < _OF_SAMPLES[func])
-                if isinstance(each, _Layout)
+                if isinstance(each, TensorLayout)
                 else each
                 for place, each in enumerate(layouts)
             ]

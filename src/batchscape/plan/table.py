@@ -22,13 +22,12 @@ from batchscape.launch.beginnings import find_beginnings
 from batchscape.launch.schedule import launch_order
 from batchscape.outgoing import outgoing_cell, outgoing_json
 from batchscape.plan.build import Plan, PlannedCell
-from batchscape.plan.disk_use import disk_warning, open_runs
+from batchscape.plan.disk_use import disk_warning
 from batchscape.plan.forecast import RunForecast, SweepForecast
 from batchscape.plan.forecast_text import add_rows, forecast_text
 from batchscape.plan.machine import Machine
 from batchscape.plan.room import why_not_launched
 from batchscape.programs.settings import unlogged
-from batchscape.record.causes import Cause
 from batchscape.record.disk import check_usable
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
@@ -36,6 +35,7 @@ from batchscape.record.locks import hold
 from batchscape.record.placeholders import not_passed
 from batchscape.record.progress import run_progress
 from batchscape.record.spec import RunSpec, plain_geometry
+from batchscape.record.state import is_rejected_by_plan, unsealed
 from batchscape.record.status import RunStatus, Status
 from batchscape.text import count_text
 
@@ -239,10 +239,8 @@ def _row(cell: PlannedCell) -> dict[str, Any]:
 def _status(folder: RunFolder) -> str:
     """Return the status of a planned run: that on the disk, unless it is to start anew."""
     progress = run_progress(folder)
-    # What an earlier plan rejected, on a smaller machine, is launched now; what was not launched
-    # because a smaller micro-batch was out of memory will mostly not be.
-    is_launched = progress.status == Status.REJECTED and progress.cause != Cause.OUT_OF_MEMORY
-    return str(Status.PENDING) if is_launched else progress.status
+    starts_anew = is_rejected_by_plan(progress.status, progress.cause)
+    return str(Status.PENDING) if starts_anew else progress.status
 
 
 def _rejected_table(rows: list[dict[str, Any]]) -> Table:
@@ -292,7 +290,7 @@ def plan_summary(plan: Plan) -> str:
     if plan.repeated:
         text += f" Cells left out because they repeat a run: {plan.repeated}."
     sweep = SweepFolder(plan.sweep_dir)
-    open_specs = open_runs(plan.specs, sweep)
+    open_specs = unsealed(plan.specs, sweep)
     if beginnings := find_beginnings(launch_order(open_specs), sweep):
         spared = sum(beginning.optimizer_steps for beginning in beginnings.values())
         share = spared / sum(spec.optimizer_steps for spec in open_specs)

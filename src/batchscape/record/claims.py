@@ -86,7 +86,7 @@ class _Holder:
 
 
 _RELEASED = "released"
-_Claim = _Holder | str | None
+_ClaimState = _Holder | str | None
 """A holder; `_RELEASED`; None where a claim cannot be read, as it may be half written."""
 
 
@@ -209,7 +209,7 @@ class RunClaims:
                 return None
         return str(last) if isinstance(last, _Holder) else "an unknown process"
 
-    def _is_holder_gone(self, run: RunFolder, number: int, last: _Claim) -> bool:
+    def _is_holder_gone(self, run: RunFolder, number: int, last: _ClaimState) -> bool:
         if is_held(run.lock):
             return False
         limit_s = _SILENT_S
@@ -245,7 +245,7 @@ def _path(run: RunFolder, number: int) -> Path:
     return run.path / f".claim.{number}"
 
 
-def _last_claim(run: RunFolder) -> tuple[int, _Claim]:
+def _last_claim(run: RunFolder) -> tuple[int, _ClaimState]:
     """Return number and content of the last claim of a run; 0 where there is none."""
     number = 0
     while _path(run, number + 1).exists():
@@ -253,7 +253,7 @@ def _last_claim(run: RunFolder) -> tuple[int, _Claim]:
     return number, _read(_path(run, number)) if number else None
 
 
-def _follow(run: RunFolder, number: int, last: _Claim, holder: _Holder) -> bool:
+def _follow(run: RunFolder, number: int, last: _ClaimState, holder: _Holder) -> bool:
     """Add a claim after the last one; return whether it is the last one now."""
     if not _add(run, number + 1, holder):
         return False
@@ -264,7 +264,7 @@ def _follow(run: RunFolder, number: int, last: _Claim, holder: _Holder) -> bool:
     return False
 
 
-def _read(path: Path) -> _Claim:
+def _read(path: Path) -> _ClaimState:
     try:
         text = path.read_text(encoding="utf-8")
         return _RELEASED if text.startswith(_RELEASED) else _Holder(**json.loads(text))

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pynvml
 
-from batchscape.cuda_devices import every_cuda_device, open_nvml
+from batchscape.cuda_devices import driver_and_devices
 from batchscape.record.folder import FORMAT_VERSION
 from batchscape.system import GIB, processor_name
 
@@ -153,10 +152,5 @@ def _git_output(folder: Path, *arguments: str) -> str | None:
 
 def _cuda() -> dict[str, Any]:
     """Ask the driver; a device that cannot be opened has no name."""
-    try:
-        with open_nvml() as nvml:
-            version = nvml.nvmlSystemGetDriverVersion()
-        names = [None if device is None else device.name for device in every_cuda_device()]
-    except pynvml.NVMLError:
-        return {"driver": None, "devices": []}
-    return {"driver": version, "devices": names}
+    version, devices = driver_and_devices()
+    return {"driver": version, "devices": [device and device.name for device in devices]}

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 RESIDENT = "process tree (uss)"
 """`memory_method` of a program on a CPU, whose resident memory stands for what it allocated."""
 
-Kind = Literal["loss", "memory", "time", ""]
+FigureKind = Literal["loss", "memory", "time", ""]
 How = Literal["", "last", "sum", "median", "max", "min", "any", "first", "each"]
 
 
@@ -32,7 +32,7 @@ class Figure(NamedTuple):
     """Reduction of its column, over the last attempt of every rank, or over all evaluations or
     optimizer steps; `median` covers the measured steps of the last global batch; empty:
     `record.summary` computes it."""
-    kind: Kind = ""
+    kind: FigureKind = ""
     """A loss depends on the trajectory alone, so that repeats of one count once; a time counts only
     where it was measured on a free machine. Figures of no kind are in no comparison of cells."""
     name: str = ""
@@ -43,7 +43,7 @@ class Figure(NamedTuple):
     """Which values are better, for the comparison."""
 
 
-class Column(NamedTuple):
+class FigureColumn(NamedTuple):
     """One column of the rows."""
 
     dtype: str
@@ -57,20 +57,20 @@ class Column(NamedTuple):
 
 
 _PROGRESS = {
-    "optimizer_step": Column(
+    "optimizer_step": FigureColumn(
         "Int64",
         "optimizer steps done, from 1 (0: before the first)",
         Figure("optimizer steps done", "last", name="optimizer_steps"),
     ),
-    "samples": Column(
+    "samples": FigureColumn(
         "Int64", "training samples seen so far", Figure("training samples seen", "last")
     ),
-    "tokens": Column(
+    "tokens": FigureColumn(
         "Int64",
         "loss-bearing labels seen so far, padding excluded",
         Figure("labels seen, padding excluded", "last"),
     ),
-    "train_time_s": Column(
+    "train_time_s": FigureColumn(
         "Float64",
         "time spent in optimizer steps so far, evaluation excluded",
         Figure("time in optimizer steps, evaluation and checkpoints excluded", "last", "time"),
@@ -79,14 +79,14 @@ _PROGRESS = {
 
 _ATTEMPT = "which start of the run wrote the row, from 0; -1: the run that it began as"
 
-COLUMNS: dict[str, dict[str, Column]] = {
+COLUMNS: dict[str, dict[str, FigureColumn]] = {
     "steps": {
         **_PROGRESS,
-        "attempt": Column("Int64", _ATTEMPT),
-        "global_batch_size": Column(
+        "attempt": FigureColumn("Int64", _ATTEMPT),
+        "global_batch_size": FigureColumn(
             "Int64", "samples of the step, over all ranks", curve="data/global_batch_size"
         ),
-        "loss": Column(
+        "loss": FigureColumn(
             "Float64",
             "sum of the losses over the global batch / number of labels",
             Figure(
@@ -98,13 +98,13 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "loss/train",
         ),
-        "learning_rate": Column(
+        "learning_rate": FigureColumn(
             "Float64", "learning rate of the step", curve="optimizer/learning_rate"
         ),
-        "gradient_norm": Column(
+        "gradient_norm": FigureColumn(
             "Float64", "norm of the whole gradient before clipping", curve="gradient/norm"
         ),
-        "step_time_s": Column(
+        "step_time_s": FigureColumn(
             "Float64",
             "time of the optimizer step, on rank 0",
             Figure(
@@ -115,7 +115,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "time/step_time_s",
         ),
-        "data_s": Column(
+        "data_s": FigureColumn(
             "Float64",
             "part of it spent on fetching samples",
             Figure(
@@ -123,13 +123,13 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "time/data_s",
         ),
-        "forward_backward_s": Column(
+        "forward_backward_s": FigureColumn(
             "Float64",
             "part of it spent in forward and backward",
             Figure("median time in forward and backward", "median", "time"),
             "time/forward_backward_s",
         ),
-        "exchange_s": Column(
+        "exchange_s": FigureColumn(
             "Float64",
             "part of it: gradient exchange that backward did not hide, rank 0's"
             " wait for the slowest rank included",
@@ -141,13 +141,13 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "time/exchange_s",
         ),
-        "optimizer_s": Column(
+        "optimizer_s": FigureColumn(
             "Float64",
             "part of it: clipping, update, averaging of weights",
             Figure("median time of clipping, update and averaging of weights", "median", "time"),
             "time/optimizer_s",
         ),
-        "exchange_span_s": Column(
+        "exchange_span_s": FigureColumn(
             "Float64",
             "from the first bucket given to the exchange until all are back; overlaps",
             Figure(
@@ -155,7 +155,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "time/exchange_span_s",
         ),
-        "gap_s": Column(
+        "gap_s": FigureColumn(
             "Float64",
             "from the end of the step before to the begin of this one, in no "
             "step; missing where an evaluation or a checkpoint came between",
@@ -168,13 +168,13 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "time/gap_s",
         ),
-        "exchanged_bytes": Column(
+        "exchanged_bytes": FigureColumn(
             "Int64",
             "gradient bytes that a rank gave to the exchange",
             Figure("median gradient bytes a rank exchanged, an optimizer step", "median"),
             "gradient/exchanged_bytes",
         ),
-        "skipped": Column(
+        "skipped": FigureColumn(
             "boolean",
             "whether the update was left out: a gradient overflowed in float16",
             Figure(
@@ -184,12 +184,12 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "gradient/skipped",
         ),
-        "small_batch_size": Column(
+        "small_batch_size": FigureColumn(
             "Int64",
             "samples behind each small gradient of the noise scale; missing: not sampled",
             curve="gradient/small_batch_size",
         ),
-        "small_gradient_square": Column(
+        "small_gradient_square": FigureColumn(
             "Float64",
             "mean squared norm of the mean gradients of small batches, before clipping",
             Figure(
@@ -198,15 +198,15 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "gradient/small_gradient_square",
         ),
-        "power_w": Column(
+        "power_w": FigureColumn(
             "Float64",
             "power of rank 0's device, about once a second; CUDA only",
             curve="system/power_w",
         ),
-        "clock_mhz": Column(
+        "clock_mhz": FigureColumn(
             "Float64", "clock of rank 0's device, about once a second", curve="system/clock_mhz"
         ),
-        "core_wait_s": Column(
+        "core_wait_s": FigureColumn(
             "Float64",
             "time in the step that rank 0 was ready and had no core; of a "
             "program of your own, that of the process that waited longest, look"
@@ -217,7 +217,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "system/core_wait_s",
         ),
-        "processor_time_s": Column(
+        "processor_time_s": FigureColumn(
             "Float64",
             "time in the step that threads of rank 0 were on a core, added up; "
             "of a program of your own, those of all its processes; CPU only",
@@ -226,12 +226,12 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "system/processor_time_s",
         ),
-        "warmup": Column("boolean", "whether the step stays out of step-time figures"),
+        "warmup": FigureColumn("boolean", "whether the step stays out of step-time figures"),
     },
     "evals": {
         **{name: column._replace(figure=None) for name, column in _PROGRESS.items()},
-        "attempt": Column("Int64", _ATTEMPT),
-        "eval_loss": Column(
+        "attempt": FigureColumn("Int64", _ATTEMPT),
+        "eval_loss": FigureColumn(
             "Float64",
             "sum of the losses over the held-out samples / labels, of averaged "
             "weights where evaluation.ema_half_life_tokens is set",
@@ -244,10 +244,10 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "loss/eval",
         ),
-        "raw_eval_loss": Column(
+        "raw_eval_loss": FigureColumn(
             "Float64", "the same of the weights themselves; missing without", curve="loss/raw_eval"
         ),
-        "eval_accuracy": Column(
+        "eval_accuracy": FigureColumn(
             "Float64",
             "share of right classes; missing for language models",
             Figure(
@@ -260,8 +260,8 @@ COLUMNS: dict[str, dict[str, Column]] = {
             ),
             "loss/eval_accuracy",
         ),
-        "eval_labels": Column("Int64", "labels in the held-out samples"),
-        "evaluation_s": Column(
+        "eval_labels": FigureColumn("Int64", "labels in the held-out samples"),
+        "evaluation_s": FigureColumn(
             "Float64",
             "time of the evaluation",
             Figure("time in evaluations, on rank 0, all attempts", "sum", "time"),
@@ -269,51 +269,55 @@ COLUMNS: dict[str, dict[str, Column]] = {
         ),
     },
     "ranks": {
-        "rank": Column("Int64", "data-parallel rank"),
-        "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
-        "node": Column("Int64", "machine of the rank, from 0"),
-        "node_name": Column("string", "what Slurm calls it; null elsewhere"),
-        "device": Column("string", "device of the rank, by its number among those of its machine"),
-        "threads": Column("Int64", "threads of an operation on CPU"),
-        "memory_method": Column("string", "where the allocated and reserved figures come from"),
-        "allocated_after_model_gib": Column(
+        "rank": FigureColumn("Int64", "data-parallel rank"),
+        "attempt": FigureColumn("Int64", "which start of the run wrote the row, from 0"),
+        "node": FigureColumn("Int64", "machine of the rank, from 0"),
+        "node_name": FigureColumn("string", "what Slurm calls it; null elsewhere"),
+        "device": FigureColumn(
+            "string", "device of the rank, by its number among those of its machine"
+        ),
+        "threads": FigureColumn("Int64", "threads of an operation on CPU"),
+        "memory_method": FigureColumn(
+            "string", "where the allocated and reserved figures come from"
+        ),
+        "allocated_after_model_gib": FigureColumn(
             "Float64",
             "tensors alive once the model is built",
             Figure("allocated memory after the model, maximum over ranks", "max", "memory"),
         ),
-        "peak_allocated_first_backward_gib": Column(
+        "peak_allocated_first_backward_gib": FigureColumn(
             "Float64",
             "peak up to the first update",
             Figure("peak up to the first update, maximum over ranks", "max", "memory"),
         ),
-        "peak_allocated_first_optimizer_step_gib": Column(
+        "peak_allocated_first_optimizer_step_gib": FigureColumn(
             "Float64",
             "peak in the first update",
             Figure("peak in the first update, maximum over ranks", "max", "memory"),
         ),
-        "peak_allocated_steady_gib": Column(
+        "peak_allocated_steady_gib": FigureColumn(
             "Float64",
             "peak of a later optimizer step",
             Figure("peak of a later optimizer step, maximum over ranks", "max", "memory"),
         ),
-        "peak_allocated_gib": Column(
+        "peak_allocated_gib": FigureColumn(
             "Float64",
             "largest of the peaks above",
             Figure(
                 "peak of allocated memory, maximum over ranks", "max", "memory", label="peak memory"
             ),
         ),
-        "peak_reserved_gib": Column(
+        "peak_reserved_gib": FigureColumn(
             "Float64",
             "peak that the allocator held; CUDA only",
             Figure("peak of reserved memory, maximum over ranks; CUDA only", "max", "memory"),
         ),
-        "device_used_gib": Column(
+        "device_used_gib": FigureColumn(
             "Float64",
             "device memory of the process as NVML sees it",
             Figure("device memory as NVML sees it, maximum over ranks", "max", "memory"),
         ),
-        "workspace_gib": Column(
+        "workspace_gib": FigureColumn(
             "Float64",
             "part of the peaks after the model that cuBLAS works in, whatever "
             "the micro-batch; CUDA only",
@@ -323,23 +327,23 @@ COLUMNS: dict[str, dict[str, Column]] = {
                 "memory",
             ),
         ),
-        "allocator_retries": Column(
+        "allocator_retries": FigureColumn(
             "Int64",
             "times in training steps that the allocator had to give cached memory back; CUDA only",
             Figure("times that the allocator gave back cached memory, all ranks; CUDA only", "sum"),
         ),
-        "rss_gib": Column("Float64", "resident memory at the end, shared pages included"),
-        "uss_gib": Column(
+        "rss_gib": FigureColumn("Float64", "resident memory at the end, shared pages included"),
+        "uss_gib": FigureColumn(
             "Float64",
             "resident memory at the end, shared pages excluded",
             Figure("resident memory, shared pages excluded, maximum over ranks", "max", "memory"),
         ),
-        "peak_rss_gib": Column(
+        "peak_rss_gib": FigureColumn(
             "Float64",
             "highest resident memory, shared pages included",
             Figure("highest resident memory, maximum over ranks", "max", "memory"),
         ),
-        "peak_taken_gib": Column(
+        "peak_taken_gib": FigureColumn(
             "Float64",
             "highest private memory mapped above that right before the model; CPU only",
             Figure(
@@ -348,63 +352,65 @@ COLUMNS: dict[str, dict[str, Column]] = {
                 "memory",
             ),
         ),
-        "parameters": Column(
+        "parameters": FigureColumn(
             "Int64",
             "trained parameters of the model, tied ones counted once",
             Figure("trained parameters of the model, tied ones counted once", "max"),
         ),
-        "model_flops_per_sample": Column(
+        "model_flops_per_sample": FigureColumn(
             "Float64", "operations of the model on a sample, forward and backward"
         ),
-        "attention_kernel": Column(
+        "attention_kernel": FigureColumn(
             "string",
             "kernels of torch's scaled_dot_product_attention on the first "
             "samples: flash, efficient, cudnn, math; missing: none",
             Figure("kernels of scaled_dot_product_attention; null: none", "first"),
         ),
-        "reduction_precision": Column(
+        "reduction_precision": FigureColumn(
             "string", "what products of halves may add parts up in: float32, or reduced; CUDA only"
         ),
-        "libraries": Column("string", "CUDA, cuDNN and NCCL as this rank has them; CUDA only"),
-        "peak_tflops": Column(
+        "libraries": FigureColumn(
+            "string", "CUDA, cuDNN and NCCL as this rank has them; CUDA only"
+        ),
+        "peak_tflops": FigureColumn(
             "Float64",
             "peak of the device that MFU refers to, 10^12 FLOP/s",
             Figure("peak of a device that mfu_pct refers to, minimum over ranks", "min"),
         ),
-        "peak_source": Column(
+        "peak_source": FigureColumn(
             "string", "where that peak comes from", Figure("where that peak comes from", "each")
         ),
-        "energy_j": Column(
+        "energy_j": FigureColumn(
             "Float64", "energy of the device in measured steps of 2 s or more; CUDA only"
         ),
-        "energy_source": Column("string", "how the energy was read; CUDA only"),
-        "not_invariant": Column(
+        "energy_source": FigureColumn("string", "how the energy was read; CUDA only"),
+        "not_invariant": FigureColumn(
             "string",
             "why decompositions may train unlike one another; missing where they may not",
             Figure(
                 "why decompositions may train unlike one another; null where they may not", "first"
             ),
         ),
-        "exchanges_every_micro_step": Column(
+        "exchanges_every_micro_step": FigureColumn(
             "boolean", "whether the engine exchanges gradients in every micro-step, not in the last"
         ),
-        "declared_exchange_bytes": Column(
+        "declared_exchange_bytes": FigureColumn(
             "Int64", "gradient bytes of one exchange, as the engine declares them; checked"
         ),
-        "reported_data_parallel_size": Column(
+        "reported_data_parallel_size": FigureColumn(
             "Int64", "ranks that the engine's library exchanges over, asked before the first step"
         ),
-        "reported_micro_batch_size": Column(
+        "reported_micro_batch_size": FigureColumn(
             "Int64", "as the engine's library has it; missing where it has no notion of it"
         ),
-        "reported_gradient_accumulation_steps": Column("Int64", "the same of accumulation"),
-        "reported_global_batch_size": Column("Int64", "the same of the global batch"),
-        "clock_mhz": Column(
+        "reported_gradient_accumulation_steps": FigureColumn("Int64", "the same of accumulation"),
+        "reported_global_batch_size": FigureColumn("Int64", "the same of the global batch"),
+        "clock_mhz": FigureColumn(
             "Float64",
             "clock of the device right after the last step",
             Figure("clock right after the last step, minimum over ranks", "min"),
         ),
-        "throttled": Column(
+        "throttled": FigureColumn(
             "boolean",
             "whether heat or the hardware's protection held the clock down; CUDA only",
             Figure(
@@ -412,12 +418,12 @@ COLUMNS: dict[str, dict[str, Column]] = {
                 "any",
             ),
         ),
-        "power_capped": Column(
+        "power_capped": FigureColumn(
             "boolean",
             "whether the power limit held the clock down; CUDA only",
             Figure("whether the power limit held the clock of a rank down; CUDA only", "any"),
         ),
-        "device_limits": Column(
+        "device_limits": FigureColumn(
             "string",
             "what somebody set the device below its defaults, power limit and clocks; CUDA only",
             Figure(
@@ -425,7 +431,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
                 "each",
             ),
         ),
-        "foreign_processes": Column(
+        "foreign_processes": FigureColumn(
             "Int64",
             "processes outside of the run that computed on the device, the most"
             " of any sample; CUDA only",
@@ -435,8 +441,8 @@ COLUMNS: dict[str, dict[str, Column]] = {
                 "max",
             ),
         ),
-        "mean_step_time_s": Column("Float64", "mean time of a measured optimizer step"),
-        "startup_s": Column(
+        "mean_step_time_s": FigureColumn("Float64", "mean time of a measured optimizer step"),
+        "startup_s": FigureColumn(
             "Float64",
             "from process start to first step, evaluation and compilation excluded",
             Figure(
@@ -445,18 +451,18 @@ COLUMNS: dict[str, dict[str, Column]] = {
                 "time",
             ),
         ),
-        "memory_probe_s": Column(
+        "memory_probe_s": FigureColumn(
             "Float64",
             "part of it spent on the memory probe",
             Figure("part of it in the memory probe, maximum over ranks", "max", "time"),
         ),
-        "compile_s": Column(
+        "compile_s": FigureColumn(
             "Float64",
             "time of the first compilation, in no step; short where disk caches help",
             Figure("time of the first compilation, in no step, maximum over ranks", "max", "time"),
         ),
-        "evaluation_s": Column("Float64", "time in evaluations of this attempt"),
-        "checkpoint_s": Column(
+        "evaluation_s": FigureColumn("Float64", "time in evaluations of this attempt"),
+        "checkpoint_s": FigureColumn(
             "Float64",
             "time in checkpoints of this attempt",
             Figure("time in checkpoints of the last attempt, maximum over ranks", "max", "time"),

@@ -14,7 +14,7 @@ from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import is_held
 from batchscape.record.progress import RunProgress, sweep_progress
-from batchscape.record.state import UNREADABLE, Next
+from batchscape.record.state import UNREADABLE, Next, is_rejected_by_plan
 from batchscape.record.status import Status
 from batchscape.record.trial_counts import TrialCounts, count_trials
 
@@ -92,10 +92,9 @@ def advice(status: Status | str, cause: Cause | None = None) -> str:
     if status == UNREADABLE:
         return UNREADABLE_ADVICE
     status = Status(status)
-    if status is Status.REJECTED and cause is Cause.OUT_OF_MEMORY:
+    if status is Status.REJECTED and not is_rejected_by_plan(status, cause):
         return _NOT_LAUNCHED
-    is_over = status not in {Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.REJECTED}
-    if is_over and cause is not None:
+    if status.ended_after_launch and status is not Status.COMPLETED and cause is not None:
         return CAUSE_ADVICE[cause]
     return STATUS_ADVICE[status]
 

@@ -7,7 +7,7 @@ its state depends as well on its holder and on the outcomes of its ranks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +17,7 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.record.causes import Cause
 from batchscape.record.claims import CLAIMS
 from batchscape.record.files import last_row, read_json
-from batchscape.record.folder import RunFolder
+from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.outcome import Outcome, decide
 from batchscape.record.status import FAULTS, RunStatus, Status, check_version
 
@@ -101,6 +101,12 @@ class RunState:
     def is_lost(self) -> bool:
         """Whether its status is `running`, and no launcher has it."""
         return self.record.status is Status.RUNNING and self.holder is None
+
+    @property
+    def lost_at(self) -> float:
+        """Time of the end of a lost run, in seconds since the epoch: when it last wrote."""
+        # An attempt begins after those before it, even where its launcher's clock is behind.
+        return max(self.record.attempts[-1].started_at, self.folder.written_at)
 
     @property
     def status(self) -> Status:
@@ -194,6 +200,21 @@ def final_outcomes(folder: RunFolder, processes: int) -> Mapping[int, Outcome] |
     if any(outcome.optimizer_step != done for outcome in outcomes.values()):
         return None
     return outcomes if decide(processes, outcomes, {}).status.is_sealed else None
+
+
+def is_rejected_by_plan(status: str, cause: str | None) -> bool:
+    """Return whether a plan rejected a run; a launcher does where a smaller run was out of memory.
+
+    What an earlier plan rejected, on a smaller machine, starts anew where a plan has it again; what
+    a launcher rejected it will mostly reject again.
+    """
+    return status == Status.REJECTED and cause != Cause.OUT_OF_MEMORY
+
+
+def unsealed(specs: Iterable[RunSpec], sweep: SweepFolder) -> list[RunSpec]:
+    """Return the runs that are not sealed yet, by their files alone, which are fast to list."""
+    sealed = {f.path.name for f in sweep.run_folders() if f.parquet("steps").exists()}
+    return [spec for spec in specs if spec.run_id not in sealed]
 
 
 def is_tried_again(status: RunStatus, retries_left: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,16 @@ class Status(StrEnum):
     def is_sealed(self) -> bool:
         """Whether the run is over for good, and the same command skips it."""
         return self in {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the run has ended, or was rejected."""
+        return self not in {Status.PENDING, Status.RUNNING}
+
+    @property
+    def ended_after_launch(self) -> bool:
+        """Whether the run was launched, and has ended."""
+        return self.has_end and self is not Status.REJECTED
 
 
 FAULTS = frozenset({Status.FAILED, Status.OOM, Status.TIMEOUT})
@@ -101,6 +111,10 @@ class RunStatus:
     """Rows of each sealed table."""
     updated_at: float = field(default_factory=now)
     """Seconds since the epoch."""
+
+    def opened_again(self, why: str) -> RunStatus:
+        """Return the status of a run that ended, and that the same command now goes on with."""
+        return replace(self, status=Status.INTERRUPTED, reason=f"{why}: {self.reason}")
 
     def write(self, path: Path, *, replaces: bool = True) -> None:
         """Write the file at `path`, as `write_atomically` does."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from batchscape.config import Data
+from batchscape.config import DataSettings
 from batchscape.errors import ConfigError, LaunchError
 from batchscape.launch.result import SweepResult
 from batchscape.plan.build import Prepare
@@ -68,7 +68,7 @@ def search(
     # No file is written before some run can be launched.
     prepared: dict[str, DataIdentity] = {}
 
-    def prepare_once(data: Data) -> DataIdentity:
+    def prepare_once(data: DataSettings) -> DataIdentity:
         if (key := repr(data)) not in prepared:
             prepared[key] = prepare(data)
         return prepared[key]

@@ -19,7 +19,7 @@ from batchscape.plan.expand import Cell, Interval, SweepCells, set_values
 UNJUDGED_SHARE = 0.25
 """Share of the samples before which no run is cut: early losses do not predict late ones."""
 
-_Result = TypeVar("_Result")
+T = TypeVar("T")
 _SEEDS = ("seed", "init_seed", "data_seed", "timing_repeat")
 _FIXED_GROUPS = {"budget", "data", "evaluation"}
 """Groups whose settings are equal in all trials of a study."""
@@ -192,8 +192,8 @@ def _choices(key: str, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def at_first_corner(
-    grid: SweepCells, attempt: Callable[[list[Cell]], _Result]
-) -> tuple[dict[str, float], _Result]:
+    grid: SweepCells, attempt: Callable[[list[Cell]], T]
+) -> tuple[dict[str, float], T]:
     """Try the cells of a search in the middle of its intervals, then at their ends.
 
     A trial at another point may break a rule; then it is rejected, with the reason.
@@ -218,7 +218,7 @@ def at_first_corner(
         if those would break no rule.
     """
 
-    def attempt_at(point: Mapping[str, float]) -> _Result:
+    def attempt_at(point: Mapping[str, float]) -> T:
         return attempt(
             [replace(cell, settings=set_values(cell.settings, point)) for cell in grid.cells]
         )

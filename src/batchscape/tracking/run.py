@@ -44,7 +44,7 @@ from batchscape.tracking.labels import Label, passed_settings
 from batchscape.tracking.mirror import patience_s
 from batchscape.tracking.state import MirrorState, content_of, id_of
 
-Row = Mapping[str, Any]
+HistoryRow = Mapping[str, Any]
 
 AXES = ("optimizer_step", "samples", "tokens", "train_time_s")
 """Columns that every row of the history carries under their own names."""
@@ -66,7 +66,7 @@ def section_axes() -> dict[str, str]:
     return {s: "optimizer_step" if s in _BY_OPTIMIZER_STEP else "samples" for s in sections}
 
 
-def curve_points(table: str, row: Row) -> dict[str, Any]:
+def curve_points(table: str, row: HistoryRow) -> dict[str, Any]:
     """Return the values of one row for W&B: the axes, and a point of each curve.
 
     W&B draws numbers only, so that a truth value becomes 0 or 1.
@@ -90,7 +90,7 @@ ROWS_PER_EVENT = 256
 _LOOK_S = 0.2
 _UNTIMED = "timing_invalid"
 """Tag of a run whose times do not count."""
-_NumberedRow = tuple[int, str, Row]
+_NumberedRow = tuple[int, str, HistoryRow]
 """A row with its number in W&B, 2k for optimizer step k and 2k + 1 for the evaluation then."""
 
 

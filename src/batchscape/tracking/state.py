@@ -14,12 +14,9 @@ from typing import Literal
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import RunStatus
 from batchscape.text import count_text, list_text
 from batchscape.tracking.labels import sweep_id_of
-
-ENDS = frozenset(Status) - {Status.PENDING, Status.RUNNING, Status.REJECTED}
-"""Ends of a run that was launched, which are mirrored."""
 
 
 @dataclass
@@ -152,9 +149,9 @@ def uploads_of(sweep_dir: Path) -> Uploads:
             if isinstance(error, DamageError | OSError):
                 uploads.lacking.append(name)
             continue
-        if status.status in {Status.PENDING, Status.RUNNING}:
+        if not status.status.has_end:
             uploads.open.append(name)
-        if status.status not in ENDS:
+        if not status.status.ended_after_launch:
             continue
         if state is None or state.content != content_of(status):
             uploads.lacking.append(name)

@@ -35,7 +35,7 @@ from batchscape.tracking.labels import label_of, sweep_id_of
 from batchscape.tracking.mirror import Event, MirrorRequest, kill_tree, patience_s
 from batchscape.tracking.report import send_report
 from batchscape.tracking.run import WandbRun
-from batchscape.tracking.state import ENDS, MirrorState, content_of
+from batchscape.tracking.state import MirrorState, content_of
 
 _POLL_S = 2.0
 _AT_ONCE = 8
@@ -151,7 +151,7 @@ class _WandbMirror:
             if status.status is Status.RUNNING and self._request.work == "live":
                 self._open_run(folder, status).follow()
                 return
-            if status.status in ENDS and self._lacks(folder, status):
+            if status.status.ended_after_launch and self._lacks(folder, status):
                 verify_seal(folder, status)  # before it is opened in W&B
                 self._open_run(folder, status).close(status)
                 _send_event(Event("done", name))

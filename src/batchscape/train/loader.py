@@ -29,7 +29,7 @@ from batchscape.system import end_with_parent
 from batchscape.train.batches import to_device
 from batchscape.train.stream import SampleStream
 
-Batch = tuple[Tensor, Tensor]
+MicroBatch = tuple[Tensor, Tensor]
 
 _STOPS = {signal.SIGTERM, signal.SIGINT}
 _AHEAD = 2
@@ -44,7 +44,7 @@ class StepBatches(NamedTuple):
     labels: int
     """Loss-bearing labels of the whole global batch."""
     micro_steps: int
-    batches: Iterator[Batch]
+    batches: Iterator[MicroBatch]
     """Inputs and labels of each micro-step; taking one may wait for it."""
 
 
@@ -109,7 +109,7 @@ class WorkerLoader(BatchLoader):
                     # It draws a seed: not from the generator that the training's dropout uses.
                     generator=torch.Generator(),
                 )
-                self._batches: Iterator[Batch] = iter(loader)
+                self._batches: Iterator[MicroBatch] = iter(loader)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         self._workers = set(multiprocessing.active_children()) - others
@@ -141,7 +141,7 @@ class WorkerLoader(BatchLoader):
             self._announced.append((k, len(samples.indices), samples.labels))
             yield from samples.indices
 
-    def _next(self) -> Batch:
+    def _next(self) -> MicroBatch:
         try:
             return next(self._batches)
         except (ConnectionError, EOFError, RuntimeError) as error:
@@ -155,13 +155,13 @@ class WorkerLoader(BatchLoader):
             raise
 
 
-class _Fetcher(TorchDataset[Batch]):
+class _Fetcher(TorchDataset[MicroBatch]):
     """A dataset that is indexed by the samples of a batch."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
 
-    def __getitem__(self, indices: Indices) -> Batch:
+    def __getitem__(self, indices: Indices) -> MicroBatch:
         return self._dataset.batch(indices)
 
 

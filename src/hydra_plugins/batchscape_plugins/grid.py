@@ -33,10 +33,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from batchscape.errors import ConfigError
 from batchscape.plan.expand import (
     MOST_CELLS,
-    Axis,
     Cell,
     Interval,
     SweepCells,
+    SweptSetting,
     expand,
     set_values,
 )
@@ -144,7 +144,7 @@ class GridSweeper(Sweeper):
             msg = "one sweep file at a time: sweeps=NAME, and further axes as key=value1,value2"
             raise ConfigError(msg)
         choices = self._config.hydra.runtime.choices
-        axes, intervals = list[Axis](), list[Interval]()
+        axes, intervals = list[SweptSetting](), list[Interval]()
         for override in swept:
             if override.is_discrete_sweep():
                 axes.append(_axis(override, overrides, choices))
@@ -156,7 +156,7 @@ class GridSweeper(Sweeper):
         last_lines = {_key(override): override for override in from_line}.items()
 
         def cells(ends: Mapping[str, float]) -> list[Cell]:
-            all_axes = [*axes, *(Axis(key, (end,)) for key, end in ends.items())]
+            all_axes = [*axes, *(SweptSetting(key, (end,)) for key, end in ends.items())]
             return expand(all_axes, lambda chosen: self._compose([*fixed, *chosen], composed))
 
         low_cells = cells({interval.key: interval.low for interval in intervals})
@@ -252,7 +252,9 @@ def _refuse_followers(low: Sequence[Cell], high: Sequence[Cell], ends: Mapping[s
             raise ConfigError(msg)
 
 
-def _axis(override: Override, overrides: Mapping[str, Override], choices: Collection[str]) -> Axis:
+def _axis(
+    override: Override, overrides: Mapping[str, Override], choices: Collection[str]
+) -> SweptSetting:
     _refuse_endless(override)
     # Once only: a shuffled list comes in another order every time.
     elements = list(override.sweep_iterator())
@@ -273,7 +275,7 @@ def _axis(override: Override, overrides: Mapping[str, Override], choices: Collec
         and not nested
         and not any(isinstance(value, dict) or "${" in str(value) for value in values)
     )
-    return Axis(key, values, None if is_plain else lines)
+    return SweptSetting(key, values, None if is_plain else lines)
 
 
 def _refuse_endless(override: Override) -> None:

@@ -19,7 +19,7 @@ from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.compose import compose
-from batchscape.config import Data
+from batchscape.config import DataSettings
 from batchscape.errors import AnalysisError
 from batchscape.plan.build import make_plan
 from batchscape.plan.machine import Machine
@@ -725,7 +725,7 @@ def test_the_command_is_for_the_data_at_hand(world):
     sorted({claim.settle_on([name]) for claim in CLAIMS for name in ("stdlib", "digits")}),
 )
 def test_the_command_that_settles_it_is_a_plan(command):
-    def prepare(config: Data) -> DataIdentity:
+    def prepare(config: DataSettings) -> DataIdentity:
         return DataIdentity(config.name, "nowhere", 100_000, 10_000, 256, task="next_token")
 
     grid = compose([*command.split()[2:], "seed=0,1,2,3"], "batchscape sweep")

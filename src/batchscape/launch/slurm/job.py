@@ -67,9 +67,10 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
 
 
 def _attempts_before(run: RunFolder) -> int | None:
-    """Return the number of attempts at a run; None where it is not open."""
+    """Return the number of attempts at a run; None where it is not open, or a job is at work."""
     status = RunStatus.if_readable(run.status)
-    if status is None or status.status not in {Status.PENDING, Status.INTERRUPTED}:
+    # A run that another job has is open again, with so many attempts, once that has left it.
+    if status is None or not status.status.is_open or status.status is Status.RUNNING:
         return None
     return len(status.attempts)
 

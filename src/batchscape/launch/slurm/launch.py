@@ -169,8 +169,7 @@ def _open_again(missing: Sequence[RunSpec], sweep: SweepFolder, retry: frozenset
         status = RunStatus.read(folder.status)
         if status.status not in retry or (claim := CLAIMS.claim(folder)) is None:
             continue
-        reason = f"to be repeated: {status.reason}"
-        replace(status, status=Status.INTERRUPTED, reason=reason).write(folder.status)
+        status.opened_again("to be repeated").write(folder.status)
         claim.release()
 
 
@@ -344,12 +343,11 @@ def _note_lost(spec: RunSpec, folder: RunFolder, end: RunEnd) -> bool:
     if claim is None:
         return False
     try:
-        status = RunStatus.read(folder.status)
-        if status.status is not Status.RUNNING:
+        state = read_state(folder, spec, is_ours=True)
+        if not state.is_lost:
             return False
         ranks = spec.geometry.data_parallel_size
-        ended_at = max(folder.written_at, status.attempts[-1].started_at)
-        write_end(folder, status, end, ranks, ended_at=ended_at)
+        write_end(folder, state.record, end, ranks, ended_at=state.lost_at)
     except (BatchscapeError, OSError):
         return False  # the next launch meets the error again, and reports it
     finally:

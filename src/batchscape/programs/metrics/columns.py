@@ -28,7 +28,7 @@ from batchscape.programs.metrics.numbers import (
     drawn_lines_of,
     whole_lines,
 )
-from batchscape.programs.metrics.rows import Row, Rows, drop_counts_since_start
+from batchscape.programs.metrics.rows import MetricRows, Row, drop_counts_since_start
 
 
 class ColumnReader(ABC):
@@ -61,7 +61,7 @@ class ColumnReader(ABC):
 
     def _forget_all(self) -> None:
         """Forget all that was read."""
-        self._steps, self._evals = Rows(self._name), Rows(self._name)
+        self._steps, self._evals = MetricRows(self._name), MetricRows(self._name)
         self._is_redrawn = False
         self._counts_by_name: dict[str, dict[int, None]] = {}
         self._columns: set[str] = set()

@@ -13,7 +13,7 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.log import Log, ObservedBatch, finish
 from batchscape.programs.metrics.numbers import as_count, as_row, content_of, lines_of, whole_lines
-from batchscape.programs.metrics.rows import Rows
+from batchscape.programs.metrics.rows import MetricRows
 from batchscape.recorder import FOLDER
 
 
@@ -40,8 +40,8 @@ class RecorderReader:
 
     def _forget_all(self) -> None:
         self._ranks: dict[Path, _Rank] = {}
-        self._steps = Rows("the recorder")
-        self._evals = Rows("the recorder")
+        self._steps = MetricRows("the recorder")
+        self._evals = MetricRows("the recorder")
         self._windows: set[int] = set()
 
     def read(self, *, final: bool = False) -> Log:

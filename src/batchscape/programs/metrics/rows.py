@@ -23,7 +23,7 @@ _SINCE_START = ("samples", "tokens", "train_time_s")
 """Columns that a program may count from its last start."""
 
 
-class Rows:
+class MetricRows:
     """Rows by increasing optimizer step."""
 
     def __init__(self, source: str) -> None:

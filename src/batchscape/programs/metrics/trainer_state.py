@@ -19,7 +19,7 @@ from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.log import Log, ObservedBatch, finish, settle_loss
 from batchscape.programs.metrics.numbers import as_count, as_float, as_row, content_of
-from batchscape.programs.metrics.rows import Row, Rows
+from batchscape.programs.metrics.rows import MetricRows, Row
 
 _FILE = "trainer_state.json"
 _STEP = {"loss": "loss", "grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
@@ -154,7 +154,7 @@ class TrainerStateReader:
         *,
         best: bool,
     ) -> tuple[list[Row], list[Row]]:
-        steps, evals = Rows(str(path)), Rows(str(path))
+        steps, evals = MetricRows(str(path)), MetricRows(str(path))
         evaluated_s, last, trained = 0.0, -1, False
         columns = {held_out[:-4] + end: ours for end, ours in _EVALUATION.items()}
         for number, entry in enumerate(history):

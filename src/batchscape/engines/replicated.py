@@ -17,8 +17,8 @@ from batchscape.models.undisturbed import undisturbed
 from batchscape.text import list_text
 
 _PROBED_SAMPLES = 2
-"""Of the first micro-batch, that tell whether a parameter may be left without a gradient. Few, as
-more are more likely to meet every branch; two, as statistics over one sample are none."""
+"""Samples of the first micro-batch that show whether a parameter may get no gradient. Few, because
+many may together use every branch; two, because batch statistics need two."""
 
 
 class ReplicatedEngine(PlainEngine):
@@ -52,12 +52,15 @@ class ReplicatedEngine(PlainEngine):
         self.gradient_bytes = sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
 
     def _begin_micro_step(self, inputs: Tensor, labels: Tensor) -> None:
-        """Find out from the first micro-batch whether parameters may have no gradient."""
+        """Learn from the first micro-batch whether a parameter may get no gradient."""
         if self._wrapped is not None and self._adds_zeros is None:
-            few = slice(_PROBED_SAMPLES)
+            first_samples = slice(_PROBED_SAMPLES)
             with undisturbed(self.module), autocast(self._device_type, self._precision):
-                loss, _ = self.forward(inputs[few], labels[few])
-            self._adds_zeros = self._is_so_anywhere(bool(unreached(self.module, loss)))
+                loss, _ = self.forward(inputs[first_samples], labels[first_samples])
+            has_unreached = self._one * float(bool(unreached(self.module, loss)))
+            # Ranks must do the same: where one has such a parameter, all add zeros.
+            dist.all_reduce(has_unreached, dist.ReduceOp.MAX)
+            self._adds_zeros = bool(has_unreached)
         self.exchange_is_whole = False
 
     def _reaching_all(self, loss: Tensor, *, last: bool) -> Tensor:
@@ -82,12 +85,6 @@ class ReplicatedEngine(PlainEngine):
                 )
                 raise BatchscapeError(msg)
             self.marks.exchange_ends()
-
-    def _is_so_anywhere(self, here: bool) -> bool:
-        """Return whether a condition holds on some rank; on all ranks together."""
-        highest = self._one * float(here)
-        dist.all_reduce(highest, dist.ReduceOp.MAX)
-        return bool(highest)
 
 
 def _sum_over_ranks(

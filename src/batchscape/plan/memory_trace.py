@@ -47,7 +47,7 @@ from batchscape.plan.one_rank import one_rank
 from batchscape.record.spec import RunSpec
 from batchscape.train.batches import to_device
 from batchscape.train.loader import BatchLoader, StepBatches
-from batchscape.train.rehearsal import rehearse
+from batchscape.train.accumulation import rehearse
 
 _CPU = torch.device("cpu")
 _OPTIMIZER_STEPS = 2

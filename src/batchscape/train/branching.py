@@ -15,8 +15,8 @@ from batchscape.record.spec import RunSpec
 from batchscape.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from batchscape.train.resumable import Resumable
 
-_OF_TRUNK = -1
-"""Attempt of the rows that a run has from its trunk; its own count from 0."""
+_TRUNK_ATTEMPT = -1
+"""Attempt of the rows that a run takes over from its trunk; attempts of its own count from 0."""
 
 
 def keep_branch_point(folder: RunFolder, optimizer_step: int, state: Mapping[str, Any]) -> None:
@@ -24,17 +24,17 @@ def keep_branch_point(folder: RunFolder, optimizer_step: int, state: Mapping[str
     point = folder.branch_point(optimizer_step)
     if point.is_dir():
         return
-    hidden = point.with_name(f".{point.name}.tmp")
+    unfinished = point.with_name(f".{point.name}.tmp")
     try:
-        # Of a process that was killed while it wrote.
-        shutil.rmtree(hidden, ignore_errors=True)
-        save_checkpoint(hidden, optimizer_step, state)
+        # A process that was killed while it wrote may have left one.
+        shutil.rmtree(unfinished, ignore_errors=True)
+        save_checkpoint(unfinished, optimizer_step, state)
         rows = folder.lines("steps"), folder.lines("evals"), folder.gradient_sketch
         # The record of the launch says on which device, and whether its times count.
         for path in (*rows, folder.launch):
             if path.exists():
-                write_atomically(hidden / path.name, path.read_bytes())
-        hidden.rename(point)
+                write_atomically(unfinished / path.name, path.read_bytes())
+        unfinished.rename(point)
     except OSError as error:
         raise explained(error, folder.path) from error
 
@@ -79,10 +79,10 @@ class BranchPoint:
             for row in read_json_lines(beginning / folder.lines("evals").name)
             if row["samples"] == 0 or (every is not None and row["samples"] % every == 0)
         )
-        of_trunk = {"attempt": _OF_TRUNK}
+        attempt = {"attempt": _TRUNK_ATTEMPT}
         rows = {
-            "steps": [{**row, **of_trunk, "warmup": True} for row in steps],
-            "evals": [{**row, **of_trunk, "evaluation_s": None} for row in evaluations],
+            "steps": [{**row, **attempt, "warmup": True} for row in steps],
+            "evals": [{**row, **attempt, "evaluation_s": None} for row in evaluations],
         }
         for table, copied in rows.items():
             write_atomically(folder.lines(table), json_lines(copied))

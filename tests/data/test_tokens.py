@@ -255,7 +255,7 @@ def test_raw_files_of_two_types_are_refused(tmp_path):
     ):
         prepare(settings_of(tmp_path))
     (tmp_path / "b.bin").write_bytes(raw(tokens_of(2001)))
-    with pytest.raises(ConfigError, match=r"a\.bin asks for uint32, and .*b\.bin is no whole"):
+    with pytest.raises(ConfigError, match=r"a\.bin needs uint32, and .*b\.bin holds no whole"):
         prepare(settings_of(tmp_path))
 
 
@@ -311,7 +311,7 @@ def test_a_copy_of_a_training_file_is_not_held_out(tmp_path):
     for name, seed in (("a", 1), ("b", 2), ("c", 2), ("d", 3)):
         (tmp_path / f"{name}.bin").write_bytes(raw(tokens_of(500, seed)))
     config = settings_of(tmp_path / "[ab].bin", held_out_path=str(tmp_path / "[cd].bin"))
-    with pytest.raises(ConfigError, match=r"of the same content are .*c\.bin and .*b\.bin"):
+    with pytest.raises(ConfigError, match=r"the same content is in .*c\.bin and .*b\.bin"):
         prepare(config)
 
 

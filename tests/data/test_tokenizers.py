@@ -155,7 +155,7 @@ def test_long_texts_are_encoded_in_pieces_without_a_seam(tokenizer, monkeypatch)
     """At the ends of lines, where this tokenizer never joins two tokens."""
     text = "\n".join(TEXTS).encode()
     (tokens,) = FolderCoder(tokenizer).encode([text])
-    monkeypatch.setattr(coding, "_PIECE", 200)
+    monkeypatch.setattr(coding, "_PIECE_CHARACTERS", 200)
     (pieced,) = FolderCoder(tokenizer).encode([text])
     decoded = AutoTokenizer.from_pretrained(tokenizer)
     assert decoded.decode(pieced.tolist()) == decoded.decode(tokens.tolist()) == text.decode()

@@ -213,7 +213,7 @@ def test_json_lines_of_several_kinds(tmp_path: Path) -> None:
                 {"iter": k, "train/loss": loss}
                 for k, loss in ((1, 3), (2, 2), (3, 1), (2, 9), (4, 1))
             ],
-            "optimizer step 3 was logged, then a lower one, and now 4, as if it never was: "
+            "optimizer step 3 was logged, then a lower one, and now 4 without it: "
             """'{"iter": 4, "train/loss": 1}'""",
         ),
         (

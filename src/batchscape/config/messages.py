@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails
 
 from batchscape.text import near_names, suggest
 
-_LONGEST_VALUE = 200
-_LONGEST_RULE = 2000
+_VALUE_LETTERS = 200
+_RULE_LETTERS = 2000
 _UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
 
 
@@ -24,7 +24,10 @@ def explain(error: ValidationError, root: type) -> str:
         keys, owner = _locate(problem["loc"], root)
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] in _UNKNOWN and keys == ["sweeps"]:
-            message = "settings stand one level too deep; is `# @package _global_` the first line?"
+            message = (
+                "the settings of the file are one level too deep; write `# @package _global_` as "
+                "its first line"
+            )
         elif problem["type"] in _UNKNOWN:
             infos = getattr(owner, "__pydantic_fields__", {})
             names = [infos[name].alias or name for name in infos]
@@ -35,12 +38,12 @@ def explain(error: ValidationError, root: type) -> str:
             message = "a text holds half a character (a lone surrogate), which no file can carry"
         elif problem["type"] == "union_tag_invalid":
             allowed, tag = problem["ctx"]["expected_tags"], problem["ctx"]["tag"]
-            message = f"name must be one of {allowed}, got {_cut(repr(tag), _LONGEST_VALUE)}"
+            message = f"name must be one of {allowed}, got {_cut(repr(tag), _VALUE_LETTERS)}"
         elif problem["type"] != "value_error":
             rule = message.replace("Input should be", "must be")
-            message = f"{rule}, got {_cut(repr(problem['input']), _LONGEST_VALUE)}"
+            message = f"{rule}, got {_cut(repr(problem['input']), _VALUE_LETTERS)}"
             message += _correction(problem)
-        message = _cut(message, _LONGEST_RULE)
+        message = _cut(message, _RULE_LETTERS)
         lines.append(f"  {'.'.join(keys)}: {message}" if keys else f"  {message}")
     return "\n".join(lines)
 
@@ -50,8 +53,8 @@ def _correction(problem: ErrorDetails) -> str:
     if problem["type"] != "literal_error":
         return ""
     allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
-    near = near_names(str(problem["input"]).lower(), allowed)
-    return f"; write {near[0]}" if near else ""
+    near_words = near_names(str(problem["input"]).lower(), allowed)
+    return f"; write {near_words[0]}" if near_words else ""
 
 
 def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type | None]:
@@ -62,16 +65,16 @@ def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type 
     """
     keys: list[str] = []
     owner: type | None = root
-    inner: list[type] = [root]
+    members: list[type] = [root]
     for part in location:
-        tagged = [c for c in inner if len(inner) > 1 and part in tags_of(c)]
-        if tagged:
-            inner = tagged
+        chosen_members = [c for c in members if len(members) > 1 and part in tags_of(c)]
+        if chosen_members:
+            members = chosen_members
             continue
         keys.append(str(part))
-        owner = inner[0] if len(inner) == 1 else None
+        owner = members[0] if len(members) == 1 else None
         hint = get_type_hints(owner).get(str(part)) if owner is not None else None
-        inner = [c for c in (hint, *get_args(hint)) if isinstance(c, type) and is_dataclass(c)]
+        members = [c for c in (hint, *get_args(hint)) if isinstance(c, type) and is_dataclass(c)]
     return keys, owner
 
 
@@ -82,7 +85,7 @@ def tags_of(member: type) -> tuple[object, ...]:
 
 
 def _cut(text: str, longest: int) -> str:
-    """Return a text; of a long one its begin and end."""
+    """Shorten a long text to its begin and end."""
     if len(text) <= longest:
         return text
     half = longest // 2

@@ -126,7 +126,7 @@ class RegexMetrics(_LoggedMetrics):
 
 
 def _check_path(path: str) -> None:
-    # Elsewhere it might be the log of another run, or of an earlier one.
+    # A file elsewhere may be the log of another run, or of an earlier one.
     if not path or PurePath(path).is_absolute() or ".." in PurePath(path).parts:
         msg = (
             f"path must be relative to the folder of the run and below it, got {path!r}; let the "

@@ -97,8 +97,8 @@ class FsdpEngine(PlainEngine):
         ]
         if uncuttable_names:
             msg = (
-                "engine=fsdp cuts parameters along their first dimension: they must have one and be "
-                f"contiguous; {', '.join(uncuttable_names[:5])} of this model are not: use "
+                "engine=fsdp cuts parameters along their first dimension: all must have one and be "
+                f"contiguous, but not {', '.join(uncuttable_names[:5])} of this model; use "
                 "engine=ddp, or give scalars the shape (1,)"
             )
             raise ConfigError(msg)

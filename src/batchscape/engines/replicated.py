@@ -57,10 +57,8 @@ class ReplicatedEngine(PlainEngine):
             first_samples = slice(_PROBED_SAMPLES)
             with undisturbed(self.module), autocast(self._device_type, self._precision):
                 loss, _ = self.forward(inputs[first_samples], labels[first_samples])
-            has_unreached = self._one * float(bool(unreached(self.module, loss)))
-            # Ranks must do the same: where one has such a parameter, all add zeros.
-            dist.all_reduce(has_unreached, dist.ReduceOp.MAX)
-            self._adds_zeros = bool(has_unreached)
+            # All ranks add zeros where one has such a parameter.
+            self._adds_zeros = self._is_so_anywhere(bool(unreached(self.module, loss)))
         self.exchange_is_whole = False
 
     def _reaching_all(self, loss: Tensor, *, last: bool) -> Tensor:
@@ -85,6 +83,12 @@ class ReplicatedEngine(PlainEngine):
                 )
                 raise BatchscapeError(msg)
             self.marks.exchange_ends()
+
+    def _is_so_anywhere(self, here: bool) -> bool:
+        """Return whether a condition holds on some rank; on all ranks together."""
+        highest = self._one * float(here)
+        dist.all_reduce(highest, dist.ReduceOp.MAX)
+        return bool(highest)
 
 
 def _sum_over_ranks(

@@ -20,12 +20,12 @@ from batchscape.errors import BatchscapeError, DamageError, DiskError, RecordErr
 from batchscape.measure.contention import TreeWaits
 from batchscape.outgoing import redact
 from batchscape.programs.agreement import (
-    begins_late,
     contradictions,
     observed_batch,
-    unfinished,
+    why_late,
+    why_unfinished,
 )
-from batchscape.programs.endings import HELPS_THE_END, Ending, ending
+from batchscape.programs.endings import EXIT_ADVICE, Ending, ending
 from batchscape.programs.metrics import Log, Reader, open_reader
 from batchscape.programs.program import (
     CommandLine,
@@ -211,7 +211,7 @@ class Supervision:
         if least_s is None or now_s - self._grew_at_s < limit_s:
             return None
         cores, idle_cores = waits.processors_since(0.0), waits.processors_since(now_s - limit_s)
-        if cores is None or idle_cores is None or unfinished(self._spec, self._log.steps):
+        if cores is None or idle_cores is None or why_unfinished(self._spec, self._log.steps):
             return None
         trained_cores = cores * (now_s - self._began_s) / (self._grew_at_s - self._began_s)
         if trained_cores < _LEAST_CORES or idle_cores > _IDLE_SHARE * trained_cores:
@@ -286,17 +286,17 @@ class Supervision:
     ) -> Ending:
         """Return the ending of the run; the gravest problem decides."""
         diverged = diverged_at(log)
-        shortfall = unfinished(self._spec, log.steps)
+        shortfall = why_unfinished(self._spec, log.steps)
         failure = ending(
             ended.code, self._folder.log, self._log_offset, is_trained=shortfall is None
         )
         remarks = (log.sources.get(name) for name in ("optimizer_step", "eval_loss"))
-        notes = [note for note in (begins_late(log.steps), *remarks) if note is not None]
+        notes = [note for note in (why_late(log.steps), *remarks) if note is not None]
         if self._idle_s is not None and shortfall is None:
             failure = None
             notes.append(
                 f"the program did nothing for {self._idle_s:g} s after its last optimizer step, "
-                f"and was ended; what helps: {HELPS_THE_END}"
+                f"and was ended; what helps: {EXIT_ADVICE}"
             )
         if self._stop and (shortfall is not None or failure is not None):
             return Ending(Status.INTERRUPTED, Cause.INTERRUPTED, "the program was asked to end")

@@ -77,7 +77,7 @@ def test_jobs_that_the_controller_knows(commands: Commands) -> None:
         "requeued": JobState.COMPLETED,
     }
     assert jobs["1"].state is JobState.UNKNOWN
-    assert jobs["1"].reason == "the scheduler does not know it, or not any more"
+    assert jobs["1"].reason == "the scheduler does not know the job, or has forgotten it"
     by_name = {name: jobs[job] for name, job in RECORDED["jobs"].items()}
     assert by_name["requeued"].restarts == 1
     assert by_name["completed"].restarts == 0

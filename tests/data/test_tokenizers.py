@@ -13,10 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from batchscape.config import Documents, TextFiles
+from batchscape.config.data import IGNORED
 from batchscape.data import coding
 from batchscape.data.coding import FolderCoder, tokenizer_hash
 from batchscape.data.corpus import prepare
-from batchscape.data.datasets import IGNORED, open_dataset
+from batchscape.data.datasets import open_dataset
 from batchscape.errors import ConfigError
 
 datasets.disable_progress_bars()

@@ -8,7 +8,6 @@ from dataclasses import is_dataclass
 from typing import get_args, get_type_hints
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from batchscape.text import near_names, suggest
 
@@ -42,19 +41,13 @@ def explain(error: ValidationError, root: type) -> str:
         elif problem["type"] != "value_error":
             rule = message.replace("Input should be", "must be")
             message = f"{rule}, got {_cut(repr(problem['input']), _VALUE_LETTERS)}"
-            message += _correction(problem)
+            if problem["type"] == "literal_error":
+                allowed_words = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
+                near_words = near_names(str(problem["input"]).lower(), allowed_words)
+                message += f"; write {near_words[0]}" if near_words else ""
         message = _cut(message, _RULE_LETTERS)
         lines.append(f"  {'.'.join(keys)}: {message}" if keys else f"  {message}")
     return "\n".join(lines)
-
-
-def _correction(problem: ErrorDetails) -> str:
-    """Say which of the allowed words may be meant; empty where none is near."""
-    if problem["type"] != "literal_error":
-        return ""
-    allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
-    near_words = near_names(str(problem["input"]).lower(), allowed)
-    return f"; write {near_words[0]}" if near_words else ""
 
 
 def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type | None]:

@@ -118,6 +118,11 @@ Coder = ByteCoder | FolderCoder
 """Turns text into tokens."""
 
 
+def coder_of(tokenizer: str | None) -> Coder:
+    """Return the coder of a tokenizer's folder; without one, bytes are the tokens."""
+    return ByteCoder() if tokenizer is None else FolderCoder(tokenizer)
+
+
 def tokenizer_hash(folder: str) -> str:
     """Return the SHA-256 over the files of a tokenizer; weights beside them do not count."""
     root = Path(folder).expanduser()

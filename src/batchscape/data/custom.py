@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 import numpy as np
 
 from batchscape.config import CustomData
+from batchscape.config.data import IGNORED
 from batchscape.data.fingerprints import file_sha256
 from batchscape.data.store import PARTS, manifest_hash
 from batchscape.errors import BatchscapeError, ConfigError
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 
 _TASKS = ("next_token", "class", "other")
-_IGNORED = -100
-"""Target that bears no loss."""
 _CHECKED_SAMPLES = 4
 """Samples of the batch that is checked, spread over a part: the first may be unlike the rest."""
 
@@ -257,10 +256,10 @@ class _Check:
         classes, largest = self._properties["classes"], int(labels.max())
         if classes and largest >= classes:
             self._breach(f"labels must be below classes={classes}", f"a label {largest}")
-        label_counts = [int((sample != _IGNORED).sum()) for sample in labels]
+        label_counts = [int((sample != IGNORED).sum()) for sample in labels]
         if counts != label_counts:
             self._breach(
-                f"count_labels must be the number of labels that are not {_IGNORED}",
+                f"count_labels must be the number of labels that are not {IGNORED}",
                 f"{counts} for samples {self._indices.tolist()}, whose batch has {label_counts}",
             )
 

@@ -10,13 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from batchscape.config import CustomData, Digits, Documents, ExternalData, RunConfig, TokenFiles
+from batchscape.config.data import IGNORED
 from batchscape.data.custom import make_custom
 from batchscape.data.store import load_array
 from batchscape.data.tokens import segments
 from batchscape.record.spec import DataIdentity
-
-IGNORED = -100
-"""Target that bears no loss: padding."""
 
 NO_TOKEN = -1
 """Input behind the end of a text with a class."""

@@ -10,17 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchscape.config import Documents
-from batchscape.data.coding import ByteCoder, Coder, FolderCoder, tokenizer_hash
+from batchscape.data.coding import Coder, coder_of, tokenizer_hash
 from batchscape.data.fingerprints import file_sha256
 from batchscape.data.progress import reading
 from batchscape.data.records import Record, Records
 from batchscape.data.sources import choose, draw
 from batchscape.data.store import DataArrays, keep
-from batchscape.data.text import cut
+from batchscape.data.text import Arrays, cut
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
-
-Arrays = dict[str, NDArray[Any]]
 
 
 def prepare_documents(config: Documents) -> DataIdentity:
@@ -45,7 +43,7 @@ def prepare_documents(config: Documents) -> DataIdentity:
         manifest["tokenizer"] = tokenizer_hash(config.tokenizer)
 
     def build() -> DataArrays:
-        coder = ByteCoder() if config.tokenizer is None else FolderCoder(config.tokenizer)
+        coder = coder_of(config.tokenizer)
         with reading("reading documents", total) as advance:
             encoded = _EncodedDocuments(config, coder)
             for batch in records.batches(advance):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchscape.config import Documents, TextFiles
-from batchscape.data.coding import ByteCoder, Coder, FolderCoder, tokenizer_hash
+from batchscape.data.coding import Coder, coder_of, tokenizer_hash
 from batchscape.data.progress import reading
 from batchscape.data.sources import text_sources
 from batchscape.data.store import PARTS, DataArrays, keep
@@ -76,28 +76,23 @@ def prepare_text(config: TextFiles) -> DataIdentity:
         manifest["tokenizer"] = tokenizer_hash(config.tokenizer)
 
     def build() -> DataArrays:
-        coder = ByteCoder() if config.tokenizer is None else FolderCoder(config.tokenizer)
-        arrays = _encode_parts(parts, config, coder)
+        coder = coder_of(config.tokenizer)
+        arrays: Arrays = {}
+        total = sum(len(content) for contents in parts.values() for content in contents)
+        with reading("reading text", total) as advance:
+            for part, contents in parts.items():
+                # A padded sample is a block between blank lines.
+                texts = iter(contents) if config.layout == "packed" else _blocks(contents)
+                encoded: list[NDArray[Any]] = []
+                while batch := list(islice(texts, 256)):
+                    encoded += coder.encode(batch)
+                    advance(sum(map(len, batch)))
+                arrays |= cut(part, encoded, config, coder)
         samples = {part: len(arrays[f"{part}_offsets"]) for part in PARTS}
         return DataArrays(arrays, samples, {"vocabulary": coder.vocabulary})
 
     stored = keep(config.name, manifest, build)
     return stored.identity("next_token", stored.facts["vocabulary"])
-
-
-def _encode_parts(parts: dict[str, list[bytes]], config: TextFiles, coder: Coder) -> Arrays:
-    """Encode files, or where they are padded their blocks between blank lines, one by one."""
-    arrays: Arrays = {}
-    total = sum(len(content) for contents in parts.values() for content in contents)
-    with reading("reading text", total) as advance:
-        for part, contents in parts.items():
-            texts = iter(contents) if config.layout == "packed" else _blocks(contents)
-            encoded: list[NDArray[Any]] = []
-            while batch := list(islice(texts, 256)):
-                encoded += coder.encode(batch)
-                advance(sum(map(len, batch)))
-            arrays |= cut(part, encoded, config, coder)
-    return arrays
 
 
 def cut(

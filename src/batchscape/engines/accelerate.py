@@ -44,9 +44,7 @@ class AccelerateEngine(ReplicatedEngine):
         precision: str,
         geometry: BatchGeometry,
     ) -> None:
-        if config.compile:
-            module.compile(dynamic=False)
-        super().__init__(module, optimizer, precision)
+        super().__init__(module, config, optimizer, precision)
         if precision == "float16" and self._device_type == "cpu":
             msg = (
                 "engine=accelerate cannot train with engine.precision=float16 on a CPU: accelerate "

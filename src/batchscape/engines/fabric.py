@@ -37,9 +37,7 @@ class FabricEngine(ReplicatedEngine):
         precision: str,
         geometry: BatchGeometry,  # noqa: ARG002  (Fabric takes the process group alone)
     ) -> None:
-        if config.compile:
-            module.compile(dynamic=False)
-        super().__init__(module, optimizer, precision)
+        super().__init__(module, config, optimizer, precision)
         # `Precision` changes nothing. For float64 Fabric has "64-true", which would round loss and
         # gradients to PyTorch's default type, float32.
         self._plugin = Precision()
@@ -50,9 +48,20 @@ class FabricEngine(ReplicatedEngine):
         self._plain_optimizer = self._optimizer
         # Fabric reads arguments from variables LT_*, and sets OMP_NUM_THREADS where it is not set.
         with environment({"OMP_NUM_THREADS": str(torch.get_num_threads())}, without=("LT_",)):
-            strategy = _strategy(self._one.device, self._plugin)
-            # Without a process group no cluster counts that Fabric may detect, as that of a job.
-            cluster = None if dist.is_initialized() else LightningEnvironment()
+            strategy: Strategy
+            if dist.is_initialized():
+                # Fabric reads only the device at this rank's index.
+                devices = [self._one.device] * dist.get_world_size()
+                strategy = DDPStrategy(
+                    parallel_devices=devices,
+                    cluster_environment=_ProcessGroup(),
+                    precision=self._plugin,
+                )
+                cluster = None
+            else:
+                strategy = SingleDeviceStrategy(self._one.device, precision=self._plugin)
+                # No cluster counts that Fabric may detect, as that of a job.
+                cluster = LightningEnvironment()
             self._fabric = Fabric(accelerator=self._device_type, strategy=strategy, plugins=cluster)
             self._fabric.launch()
             self._prepared, self._optimizer = self._fabric.setup(module, self._optimizer)
@@ -154,14 +163,3 @@ class _ProcessGroup(ClusterEnvironment):
     def node_rank(self) -> int:
         """The only node."""
         return 0
-
-
-def _strategy(device: torch.device, precision: Precision) -> Strategy:
-    if not dist.is_initialized():
-        return SingleDeviceStrategy(device, precision=precision)
-    return DDPStrategy(
-        # Fabric reads only the one at this rank's index.
-        parallel_devices=[device] * dist.get_world_size(),
-        cluster_environment=_ProcessGroup(),
-        precision=precision,
-    )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from batchscape.config import Optimizer
+from batchscape.config import InProcess, Optimizer
 from batchscape.engines.plain import PlainEngine
 from batchscape.engines.precision import autocast
 from batchscape.engines.reach import unreached
@@ -32,7 +32,13 @@ class ReplicatedEngine(PlainEngine):
     times every parameter is added to the loss of the exchanging micro-step.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer, precision: str) -> None:
+    def __init__(
+        self, module: nn.Module, config: InProcess, optimizer: Optimizer, precision: str
+    ) -> None:
+        if config.compile:
+            # Micro-steps have few sizes (those of the stages, and parts of one where the noise is
+            # sampled), each worth code of its own: one code for all would be slower in every step.
+            module.compile(dynamic=False)
         super().__init__(module, optimizer, precision)
         self.exchange_is_whole = False
         """Whether the last bucket of this optimizer step was given to the exchange."""

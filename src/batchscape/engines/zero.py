@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +43,9 @@ class Arrivals:
         self._arrived: set[str] = set()
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, name=name: self._arrived.add(name)
+                )
 
     def check(self) -> None:
         """Raise where a parameter has had no gradient; then begin the next micro-step."""
@@ -58,9 +59,6 @@ class Arrivals:
                 "or use engine.zero_stage=0 or 1"
             )
             raise BatchscapeError(msg)
-
-    def _arrive(self, name: str, _parameter: Tensor) -> None:
-        self._arrived.add(name)
 
 
 def gather_state(library: Any, engine: Any, module: nn.Module, stage: int) -> dict[str, Any]:  # noqa: ANN401  (untyped library)

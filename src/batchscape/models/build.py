@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from batchscape.config import CustomModel, ExternalModel, Gpt, Llama, Mlp, RunConfig, Transformers
+from batchscape.config.data import IGNORED
 from batchscape.errors import ConfigError
 from batchscape.models.custom import build_custom
 from batchscape.models.gpt import GptModel
 from batchscape.models.hugging_face import build_hugging_face
 from batchscape.models.llama import LlamaModel
 from batchscape.models.mlp import MlpModel
-from batchscape.models.next_token import IGNORED, NextTokenModel
+from batchscape.models.next_token import NextTokenModel
 from batchscape.models.vocabulary import check_classes, vocabulary_size
 from batchscape.record.spec import DataIdentity
 

@@ -12,8 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-IGNORED = -100
-"""Target that bears no loss."""
+from batchscape.config.data import IGNORED
 
 _SHORT_CONTEXT = 128
 """Context up to which the CPU's bfloat16 flash backward is far slower than the float32 one."""

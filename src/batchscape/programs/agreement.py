@@ -6,23 +6,17 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from batchscape.config.metrics import GEOMETRY_NAMES
 from batchscape.programs.metrics import Log
 from batchscape.record.spec import RunSpec
 
 NOT_OBSERVED = "not observed"
-_NAMES = (
-    "world_size",
-    "micro_batch_size",
-    "gradient_accumulation_steps",
-    "global_batch_size",
-    "tokens_per_optimizer_step",
-)
 
 
 def observed_batch(log: Log, launcher_world_size: int | None) -> dict[str, Any]:
     """Return what was observed of the batch, and where."""
     observed: dict[str, Any] = {}
-    for name in _NAMES:
+    for name in GEOMETRY_NAMES:
         value = getattr(log.observed, name)
         source = log.observed.sources.get(name, "the program's metrics")
         if value is None and name == "world_size" and launcher_world_size is not None:

@@ -54,19 +54,16 @@ class BranchPoint:
         try:
             (path,) = checkpoints(beginning)
             state = load_checkpoint(path)
-            self._check_rows(state["optimizer_step"])
+            rows = beginning / self.folder.lines("steps").name
+            steps = [row["optimizer_step"] for row in read_json_lines(rows)]
+            if steps != list(range(1, state["optimizer_step"] + 1)):
+                msg = f"{rows} has {len(steps)} of {state['optimizer_step']} rows"
+                raise DamagedCheckpointError(msg)
         except (BatchscapeError, ValueError) as error:
             note = f"{beginning} cannot be used: {error}; the run begins anew"
             return before._replace(notes=(*before.notes, note))
         note = f"optimizer steps 1 to {state['optimizer_step']} are those of {self.trunk}"
         return before._replace(state={**state, "run_id": run_id}, notes=(*before.notes, note))
-
-    def _check_rows(self, optimizer_step: int) -> None:
-        rows = self.folder.beginning / self.folder.lines("steps").name
-        steps = [row["optimizer_step"] for row in read_json_lines(rows)]
-        if steps != list(range(1, optimizer_step + 1)):
-            msg = f"{rows} has {len(steps)} of {optimizer_step} rows"
-            raise DamagedCheckpointError(msg)
 
     def take_rows(self, spec: RunSpec) -> None:
         """Copy the rows to the run; its times are those of its own steps."""

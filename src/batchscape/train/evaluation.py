@@ -20,7 +20,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchscape.data.datasets import IGNORED, open_dataset
+from batchscape.config.data import IGNORED
+from batchscape.data.datasets import open_dataset
 from batchscape.data.order import SampleOrder
 from batchscape.engines import Engine
 from batchscape.engines.precision import autocast

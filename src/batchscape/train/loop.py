@@ -237,7 +237,13 @@ class Training:
         if not at_once and not self.recorder.is_due:
             return Agreement()
         beat(Phase.RECORD)
-        stop, checkpoint = self._stop_requested, self._checkpoint_is_due()
+        stop, every_s = self._stop_requested, self.spec.config.checkpoint.every_s
+        # Rank 0 decides when a checkpoint is due.
+        checkpoint = (
+            self._rank == 0
+            and every_s is not None
+            and time.monotonic() - self._last_checkpoint >= every_s
+        )
         if at_once:
             return self.recorder.flush(stop=stop, checkpoint=checkpoint)
         agreement = self.recorder.drain(stop=stop, checkpoint=checkpoint)
@@ -409,19 +415,13 @@ class Training:
         self._engine.forget_gradients()
         beat(Phase.EVALUATION)
 
-    def _checkpoint_is_due(self) -> bool:
-        every_s = self.spec.config.checkpoint.every_s
-        if self._rank != 0 or every_s is None:
-            return False
-        return time.monotonic() - self._last_checkpoint >= every_s
-
     def _save(self) -> None:
         """Write the state, to go on from."""
         self._write_state(partial(save_checkpoint, self._folder.checkpoints))
         self._last_checkpoint = time.monotonic()
 
     def _keep_branch_point(self) -> None:
-        """Keep the state where other runs begin with it."""
+        """Keep the state if other runs begin with it."""
         if self.steps_done in self._branch_steps:
             self._write_state(partial(keep_branch_point, self._folder))
 

@@ -62,9 +62,8 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
     shows_settings = bool(flags & _SHOW_FLAGS)
     hydra_arguments = _options_first([a for a in arguments if a not in MULTIRUN_FLAGS])
     # One run is a grid of one cell.
-    command = (
-        [program, *hydra_arguments] if shows_settings else [program, "--multirun", *hydra_arguments]
-    )
+    mode = [] if shows_settings else ["--multirun"]
+    command = [program, *mode, *hydra_arguments]
 
     grids: list[object] = []
 

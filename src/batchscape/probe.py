@@ -259,6 +259,7 @@ def _short_settings(settings: dict[str, Any], machine: Machine) -> dict[str, Any
 def _candidates(settings: dict[str, Any]) -> tuple[BatchGeometry, ...]:
     """List all geometries of the global batch on these devices."""
     batch = settings["batch"]
+    # A given global batch leaves micro-batch and accumulation free; otherwise they determine it.
     if batch["global_batch_size"] is not None or batch["global_batch_tokens"] is not None:
         free_values = {"batch.micro_batch_size": 1, "batch.gradient_accumulation_steps": None}
         settings = set_values(settings, free_values)

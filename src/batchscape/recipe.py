@@ -120,24 +120,31 @@ def follow_recipe(
     size = 0 if chosen is None else chosen.geometry.micro_batch_size
     may_fit = [cut.geometry.micro_batch_size for cut in cuts if cut.fits is None]
     probe, run = _commands(words, chosen or cuts[0])
-    content = {
+    content: dict[str, Any] = {
         "global_batch_size": batch_size,
         "hardware": f"{device_count} cores of {machine.cpu_name}"
         if cuts[0].spec.device_type == "cpu"
         else f"{device_count} x {machine.cuda_devices[0].name}",
-        "geometry": None if chosen is None else plain_geometry(chosen.geometry),
+        "geometry": None,
         "why_not": why_not,
-        "steps": [] if chosen is None else _steps(chosen, device_count, device_limit, cuts),
-        "config": {} if chosen is None else config_values(chosen.geometry),
-        "command": None if chosen is None else run,
+        "steps": [],
+        "config": {},
+        "command": None,
         "probe_command": probe,
-        "to_try": [each for each in may_fit if each >= size],
+        "to_try": [micro for micro in may_fit if micro >= size],
         "cuts": [
             plain_geometry(cut.geometry)
             | {"fits": cut.fits, "basis": cut.basis, "forecast": asdict(cut.forecast)}
             for cut in cuts
         ],
     }
+    if chosen is not None:
+        content |= {
+            "geometry": plain_geometry(chosen.geometry),
+            "steps": _steps(chosen, device_count, device_limit, cuts),
+            "config": config_values(chosen.geometry),
+            "command": run,
+        }
     return Recipe(chosen, content)
 
 
@@ -159,7 +166,7 @@ def _commands(words: Sequence[str], cut: Cut) -> tuple[str | None, str | None]:
         f"batch.micro_batch_size={geometry.micro_batch_size}",
         f"batch.gradient_accumulation_steps={geometry.gradient_accumulation_steps}",
     ]
-    # It runs out of memory on purpose, on a CPU only with a limit.
+    # The probe runs out of memory on purpose, which is safe on a CPU only with a limit.
     is_safe = spec.device_type == "cuda" or spec.config.device.memory_limit_gib is not None
     probe = shlex.join(["batchscape", "probe", *settings]) if is_safe else None
     return probe, shlex.join(["batchscape", "run", *settings, *cut_settings])
@@ -194,7 +201,7 @@ def show_recipe(console: Console, recipe: Recipe) -> None:
             *("", "", Column("why", overflow="fold"), "from"), box=box.SIMPLE_HEAD, pad_edge=False
         )
         for number, step in enumerate(content["steps"], start=1):
-            table.add_row(f"{number}. {step['name']}", *list(step.values())[1:])
+            table.add_row(f"{number}. {step['name']}", step["value"], step["reason"], step["basis"])
         console.print(table)
     probe = content["probe_command"]
     if content["to_try"]:

@@ -113,11 +113,11 @@ def _texts(value: Any) -> Iterator[str]:  # noqa: ANN401  (the user's own)
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _texts(one)
+        for element in value.values():
+            yield from _texts(element)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts(one)
+        for element in value:
+            yield from _texts(element)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _imported_names(module: str, file: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
-            origin = ".".join([*base, *([node.module] if node.module else [])])
+            origin = ".".join(filter(None, [*base, node.module]))
             if origin:
                 yield origin
                 yield from (f"{origin}.{a.name}" for a in node.names if a.name != "*")

@@ -165,19 +165,19 @@ class _Check:
         self._check_repetition(inputs, labels)
 
     def _check_counts(self) -> list[int]:
-        total = self._count(self._indices)
-        single = [self._count(self._indices[i : i + 1]) for i in range(len(self._indices))]
-        if total != sum(single):
+        batch_count = self._count(self._indices)
+        sample_counts = [self._count(self._indices[i : i + 1]) for i in range(len(self._indices))]
+        if batch_count != sum(sample_counts):
             self._breach(
                 "count_labels must add up over samples",
-                f"{total} for samples {self._indices.tolist()}, {single} for each of them",
+                f"{batch_count} for samples {self._indices.tolist()}, {sample_counts} one by one",
             )
-        if total == 0:
+        if batch_count == 0:
             self._breach(
                 "count_labels must be above 0 for a batch",
                 f"0 for samples {self._indices.tolist()}",
             )
-        return single
+        return sample_counts
 
     def _count(self, indices: Indices) -> int:
         count = self._dataset.count_labels(indices)
@@ -276,11 +276,11 @@ class _Check:
                     f"other {name} the second time",
                 )
         single_batch = self._batch(self._indices[-1:])
-        for name, in_batch, single in zip(
+        for name, in_batch, sample_counts in zip(
             ("inputs", "labels"), (inputs[-1:], labels[-1:]), single_batch, strict=True
         ):
             # Padding to the longest sample of a batch may change the shape.
-            if in_batch.shape == single.shape and not torch.equal(in_batch, single):
+            if in_batch.shape == sample_counts.shape and not torch.equal(in_batch, sample_counts):
                 self._breach(
                     "a sample of batch must not depend on the others in it",
                     f"other {name} for sample {self._indices[-1]} alone",

@@ -100,7 +100,7 @@ class ReplicatedEngine(PlainEngine):
 def _sum_over_ranks(
     engine: ReplicatedEngine, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """Sum one bucket over the ranks, count its bytes, and mark the first and the last one."""
+    """Sum a bucket over the ranks, as DDP's hook; count its bytes, mark the first and the last."""
     gradients = bucket.buffer()
     engine.exchanged_bytes += gradients.nbytes
     if bucket.index() == 0:
@@ -109,7 +109,7 @@ def _sum_over_ranks(
         engine.exchange_is_whole = True
         engine.marks.gradients_ready()
     work = dist.all_reduce(gradients, async_op=True)
-    done: torch.futures.Future[torch.Tensor] = work.get_future().then(
+    summed: torch.futures.Future[torch.Tensor] = work.get_future().then(
         lambda future: future.value()[0]
     )
-    return done
+    return summed

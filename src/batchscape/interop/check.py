@@ -110,12 +110,14 @@ class Consistency:
         running, program = self.running, self.setup.program
         kind = running.system if program is None else program.kind
         keys = BATCH_KEYS.get(kind, BATCH_KEYS["script"])
-        open_numbers = ["devices (add --devices N)"] if running.devices is None else []
-        for part, name in (("micro", "micro-batch"), ("accumulation", "accumulation")):
-            if getattr(running, part) is None:
-                open_numbers.append(f"{name} ({(keys.get(part) or keys['total'])[0]})")
-        problem = f"nothing here states {', '.join(open_numbers)}"
-        if len(open_numbers) == (running.devices is None) or self.setup.launch is None:
+        devices = ["devices (add --devices N)"] if running.devices is None else []
+        batch_numbers = [
+            f"{name} ({(keys.get(part) or keys['total'])[0]})"
+            for part, name in (("micro", "micro-batch"), ("accumulation", "accumulation"))
+            if getattr(running, part) is None
+        ]
+        problem = f"nothing here states {', '.join([*devices, *batch_numbers])}"
+        if not batch_numbers or self.setup.launch is None:
             return problem
         return f"{problem}; where another argument of the script does: --flag NAME=micro_batch_size"
 

@@ -280,44 +280,30 @@ _OTHER_WORK = re.compile(r"vllm|sglang|infer|rollout|generat|eval")
 """Parts of a program that do not train, and have devices of their own."""
 
 DEEPSPEED_FIELDS = frozenset(
-    {
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "zero_stage",
-        "offload_optimizer_device",
-        "offload_param_device",
-        "offload_param_nvme_path",
-        "offload_optimizer_nvme_path",
-        "zero3_save_16bit_model",
-        "mixed_precision",
-    }
+    """
+    gradient_accumulation_steps gradient_clipping zero_stage offload_optimizer_device
+    offload_param_device offload_param_nvme_path offload_optimizer_nvme_path
+    zero3_save_16bit_model mixed_precision
+    """.split()
 )
 """Settings that an accelerate config must leave to the DeepSpeed JSON that it names."""
 
-_DEEPSPEED_KEYS = (
-    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-    *("gradient_clipping", "gradient_predivide_factor", "gradient_allreduce_op"),
-    *("prescale_gradients", "managed_gradient_accumulation", "communication_data_type"),
-    *("seq_parallel_communication_data_type", "sequence_parallel_size", "tensor_parallel"),
-    *("expert_parallel", "pipeline", "fp16", "bf16", "bfloat16", "amp", "torch_autocast"),
-    *("data_types", "zero_optimization", "zero_allow_untested_optimizer"),
-    *("zero_force_ds_cpu_optimizer", "optimizer", "scheduler", "compile", "checkpoint", "aio"),
-    *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level"),
-    *("dataloader_drop_last", "disable_allgather", "disable_python_gc", "sparse_attention"),
-    *("flops_profiler", "activation_checkpointing", "comms_logger", "autotuning", "elasticity"),
-    *("data_efficiency", "curriculum_learning", "progressive_layer_drop", "eigenvalue"),
-    *("quantize_training", "weight_quantization", "compression_training", "hybrid_engine"),
-    *(
-        "tensorboard",
-        "wandb",
-        "csv_monitor",
-        "comet",
-        "nebula",
-        "datastates",
-        "timers",
-        "vocabulary_size",
-    ),
-    *("use_data_before_expert_parallelism", "sparse_gradients", "use_node_local_storage"),
+_DEEPSPEED_KEYS = tuple(
+    """
+    train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps
+    gradient_clipping gradient_predivide_factor gradient_allreduce_op prescale_gradients
+    managed_gradient_accumulation communication_data_type
+    seq_parallel_communication_data_type sequence_parallel_size tensor_parallel
+    expert_parallel pipeline fp16 bf16 bfloat16 amp torch_autocast data_types
+    zero_optimization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer optimizer
+    scheduler compile checkpoint aio steps_per_print wall_clock_breakdown memory_breakdown
+    dump_state log_level dataloader_drop_last disable_allgather disable_python_gc
+    sparse_attention flops_profiler activation_checkpointing comms_logger autotuning
+    elasticity data_efficiency curriculum_learning progressive_layer_drop eigenvalue
+    quantize_training weight_quantization compression_training hybrid_engine tensorboard
+    wandb csv_monitor comet nebula datastates timers vocabulary_size
+    use_data_before_expert_parallelism sparse_gradients use_node_local_storage
+    """.split()
 )
 """Keys at the top of a DeepSpeed JSON. Source: `deepspeed.runtime.config`, DeepSpeed 0.19.8."""
 _NEAR = 0.85
@@ -496,7 +482,6 @@ def read_accelerate(source: Source) -> Statement:
 
 def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = None) -> Statement:
     """Read the file of a training program that cuts the batch itself, or its arguments."""
-    flat = replace(source, content=dict(_flat_items(source.content)))
     strategy = str(source.content.get("batching_strategy"))
     if kind == "llamafactory" and strategy.startswith("dynamic"):
         msg = f"{source.name}: batching_strategy {strategy} fills a batch by tokens, not by samples"
@@ -504,9 +489,10 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
     if kind in {"trainer", "axolotl"}:
         numbers = _batch_numbers(source, kind, flags or {}) | _trainer_fields(source, kind)
     else:
+        flat = replace(source, content=dict(_flat_items(source.content)))
         numbers = _batch_numbers(flat, kind, flags or {})
     if kind == "litgpt":
-        # Of one node, as LitGPT counts them.
+        # LitGPT's `devices` are those of one node.
         numbers["nodes"] = source.count("num_nodes")
         if source.content.get("devices") != "auto":
             numbers["devices"] = source.count("devices")

@@ -129,10 +129,10 @@ def _job(setup: Setup, _: Running) -> Iterator[Disagreement]:
     launcher = setup.launcher
     if launcher is None or launcher.others["launcher"] == "python":
         return
-    job, under, nodes = launcher.others["job"], launcher.others["under"], launcher.nodes
+    job, starter, nodes = launcher.others["job"], launcher.others["under"], launcher.nodes
     if job.nodes is not None and nodes is not None and nodes.value not in {None, job.nodes}:
         # One launcher alone may be meant for one of the nodes; one on each node is not.
-        may_be_one_node = under is None and (nodes.value or 1) < job.nodes
+        may_be_one_node = starter is None and (nodes.value or 1) < job.nodes
         yield Disagreement(
             "job-nodes",
             "warning" if may_be_one_node else "error",
@@ -141,11 +141,11 @@ def _job(setup: Setup, _: Running) -> Iterator[Disagreement]:
             f"set {nodes.key} to {job.nodes}, or #SBATCH --nodes to {nodes.value}",
         )
     tasks = job.tasks_on_node
-    if under is not None and tasks is not None and tasks > 1:
+    if starter is not None and tasks is not None and tasks > 1:
         yield Disagreement(
             "job-tasks",
             "error",
-            f"{launcher.source}: {under} starts {tasks} tasks on a node, and each of them a "
+            f"{launcher.source}: {starter} starts {tasks} tasks on a node, and each of them a "
             "launcher with all of its processes",
             "start one task a node: --ntasks-per-node=1",
         )
@@ -220,22 +220,23 @@ def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
         clipping_program,
         refuses if is_trainer else "DeepSpeed takes the first",
     )
+    # Command and file of `accelerate launch`, as far as there are both.
     first, second = (*setup.of_accelerate, None, None)[:2]
     if setup.launched_by == "accelerate":
         yield "devices", first, second, _FIRST_WINS
     if not is_accelerate and not is_trainer:
         return
     yield "accumulation", first, second, _FIRST_WINS
-    first = next((statement for statement in setup.of_accelerate if statement.accumulation), None)
+    source = next((statement for statement in setup.of_accelerate if statement.accumulation), None)
     consequence = refuses if is_trainer else _FIRST_WINS
     if not mode.deepspeed:
         consequence = "accelerate passes it on only with DeepSpeed, so that it has no effect"
-    yield "accumulation", first, program, consequence
-    first = next((statement for statement in setup.of_accelerate if statement.precision), None)
-    if first is not None and first.precision is not None and first.precision.value != "no":
-        yield "precision", first, program, "the arguments decide"
+    yield "accumulation", source, program, consequence
+    source = next((statement for statement in setup.of_accelerate if statement.precision), None)
+    if source is not None and source.precision is not None and source.precision.value != "no":
+        yield "precision", source, program, "the arguments decide"
         if is_accelerate and json is not None and json.is_on("enabled_precision"):
-            yield "precision", first, json, "accelerate refuses to start"
+            yield "precision", source, json, "accelerate refuses to start"
 
 
 def _differences(setup: Setup, running: Running) -> Iterator[Disagreement]:

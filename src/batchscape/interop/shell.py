@@ -18,12 +18,10 @@ from pathlib import PurePath
 from batchscape.errors import ConfigError
 
 _REFUSED = frozenset(
-    {
-        *("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case"),
-        *("esac", "select", "function", "{", "}", "[[", "!", "coproc"),
-        *("source", ".", "eval", "read", "mapfile", "readarray", "getopts", "let"),
-        *("declare", "typeset", "local"),
-    }
+    """
+    if then elif else fi for while until do done case esac select function { } [[ ! coproc
+    source . eval read mapfile readarray getopts let declare typeset local
+    """.split()
 )
 """Control flow, and commands that may set any variable."""
 _SETUP_FILES = re.compile(r"activate|conda|mamba|profile|bashrc|modules?\.sh|setvars\.sh")
@@ -222,6 +220,7 @@ class _Script:
             if kind == "value":
                 text += self._value(content)
             elif kind == "text" and (array := re.fullmatch(r"\$\{(\w+)\[@\]\}", content)):
+                # `"${NAME[@]}"`: each element is a word.
                 elements = self.arrays.get(array[1], [content])
                 text += " ".join(_EMPTY + one.translate(_HIDDEN) for one in elements)
             elif kind == "text":

@@ -153,7 +153,7 @@ def _read_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN40
         special_tokens = {"bos_token_id": None, "eos_token_id": None}
         return transformers.AutoConfig.for_model(model_type, **{**special_tokens, **settings})
     folder = Path(config.path)
-    config_file(folder)
+    config_file(folder)  # refuses a folder without one
     library_config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     _check_settings(settings, library_config, library_config.model_type)
     return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
@@ -161,9 +161,8 @@ def _read_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN40
 
 def _check_settings(settings: dict[str, Any], library_config: Any, model_type: str) -> None:  # noqa: ANN401
     """Refuse settings that the library would take without an error and never read."""
-    setting_names = {*type(library_config)().to_dict(), *library_config.attribute_map} - {
-        *_DECIDED_ELSEWHERE
-    }
+    setting_names = {*type(library_config)().to_dict(), *library_config.attribute_map}
+    setting_names -= _DECIDED_ELSEWHERE.keys()
     for name in settings:
         if name not in setting_names:
             msg = f"model.settings.{name} is no setting of {model_type}"

@@ -129,7 +129,7 @@ def last_words(text: str) -> str | None:
     if error := error or _last_error(lines_of_program):
         return error
     lines = [line.strip() for line in lines_of_program if _HAS_WORDS.search(line)]
-    return "; then: ".join([*lines[-1:], *([] if summary is None else [summary])]) or None
+    return "; then: ".join(filter(None, [*lines[-1:], summary])) or None
 
 
 def _root_cause(text: str) -> tuple[int, int] | None:

@@ -301,7 +301,7 @@ class Supervision:
         if self._stop and (shortfall is not None or failure is not None):
             return Ending(Status.INTERRUPTED, Cause.INTERRUPTED, "the program was asked to end")
         if contradicted:
-            problems = [*contradicted, *([] if failure is None else [str(failure.reason)])]
+            problems = contradicted if failure is None else [*contradicted, str(failure.reason)]
             return Ending(Status.FAILED, Cause.CONTRADICTION, "; ".join(problems))
         if diverged is not None:
             return Ending(Status.DIVERGED, Cause.DIVERGENCE, diverged)
@@ -313,10 +313,10 @@ class Supervision:
             return Ending(
                 Status.FAILED, cause, f"the program's metrics cannot be read: {read_error}"
             )
-        reason = "; ".join([*([] if shortfall is None else [shortfall]), *notes]) or None
         if shortfall is not None:
+            reason = "; ".join([shortfall, *notes])
             failure = Ending(Status.FAILED, Cause.CONTRADICTION, reason)
-        return failure or Ending(Status.COMPLETED, None, reason)
+        return failure or Ending(Status.COMPLETED, None, "; ".join(notes) or None)
 
     def _describe(self, line: CommandLine) -> dict[str, Any]:
         return {

@@ -178,9 +178,8 @@ class WandbRun:
         last_optimizer_step = max(
             (step for step, table, _ in self._held_rows if table == "steps"), default=0
         )
-        last_ready = (
-            max(last_optimizer_step, self._last_step) + 1
-        )  # the evaluation after the last known step
+        # An evaluation has the number after that of its step.
+        last_ready = max(last_optimizer_step, self._last_step) + 1
         self._log(row for row in self._held_rows if row[0] <= last_ready)
         self._held_rows = [row for row in self._held_rows if row[0] > last_ready]
 

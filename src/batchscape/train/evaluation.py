@@ -84,6 +84,7 @@ class Evaluator:
         self._batch_sizes_by_rank = [[*map(len, rank_batches)] for rank_batches in batches_by_rank]
         self._rank = rank
         self._first_batch = batches[0]
+        # The module's docstring says why slices are no larger, and when they are smaller.
         largest_micro_batch = max(stage.geometry.micro_batch_size for stage in spec.stages)
         self._slice_size = largest_micro_batch
         if spec.config.in_process.compile:
@@ -148,10 +149,8 @@ class Evaluator:
         beat(Phase.EVALUATION)
         pair = to_device(self._dataset.batch(self._first_batch[:2]), self._device, self._precision)
         parts = zip(*(tensor.split(1) for tensor in pair), strict=True)
-        pair_loss, sum_of_losses = (
-            sum(float(engine.forward(*part)[0]) for part in parts_of)
-            for parts_of in ([pair], parts)
-        )
+        pair_loss = float(engine.forward(*pair)[0])
+        sum_of_losses = sum(float(engine.forward(*part)[0]) for part in parts)
         # A comparison with NaN is false; a loss that is not finite ends the training anyway.
         differs = torch.tensor(float(abs(pair_loss - sum_of_losses) > _TOLERANCE * abs(pair_loss)))
         if self._world_size > 1:

@@ -72,16 +72,16 @@ class ColumnReader(ABC):
         """Return what the text holds by now."""
         self._forget_all()
         content = (content_of(self._path) or b"")[self._begin :]
-        earlier_text = (
-            self._text_of_earlier_starts
-            if content.startswith(self._text_of_earlier_starts)
-            else b""
-        )
+        # A log that the program overwrote no longer begins with the text of earlier starts.
+        earlier_text = self._text_of_earlier_starts
+        if not content.startswith(earlier_text):
+            earlier_text = b""
         self._take_all(drawn_lines_of(earlier_text))
         if earlier_text:
             self._starts_again()
         self._take_all(drawn_lines_of(whole_lines(content)[len(earlier_text) :]))
         if final:
+            # A last line without its end counts if it is complete.
             last_lines = drawn_lines_of(content[content.rfind(b"\n") + 1 :])
             if last_lines and not self._is_whole(last_lines[-1][0]):
                 last_lines.pop()

@@ -82,8 +82,9 @@ class Rows:
         if step > self._last or (step == self._last and not self._is_restarted):
             return False
         if known_row and not _shared_columns(known_row, row):
-            return False
+            return False  # another line of the same step, with other columns
         if step == min(self._rows) and not self._is_restarted:
+            # Ranks or epochs that begin anew would have other numbers in the first step.
             self._refuse_other_numbers(row, line)
         self._expected_steps |= {later for later in self._rows if later > step}
         self.cut(step)

@@ -181,7 +181,7 @@ class TrainerStateReader:
         if processes is not None:
             batch.put("world_size", processes, "files of random states in the checkpoint")
         if state.get("train_batch_size") is not None:
-            # A process's, which has one device; DataParallel's several count as one rank here.
+            # Of a process, which has one device; with several (DataParallel) it counts as one rank.
             micro = as_count(state["train_batch_size"], f"{path}: train_batch_size")
             batch.put("micro_batch_size", micro, "train_batch_size")
         ends = [entry for entry in history if "train_loss" in entry]

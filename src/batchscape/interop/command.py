@@ -24,27 +24,25 @@ from batchscape.interop.readers import (
     read_program,
     refuse_parallelism,
 )
-from batchscape.interop.shell import ShellCommand, commands_of, is_unknown
+from batchscape.interop.shell import ShellCommand, commands_of, is_unknown, listed_words
 from batchscape.interop.slurm import JobResources, read_directives, read_options, read_step
 
 Launcher = Literal["torchrun", "paddle", "accelerate", "deepspeed", "litgpt", "python"]
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # Options without a value, needed to find where the launcher's options end.
 FLAGS: dict[Launcher, frozenset[str]] = {
-    "torchrun": _words("h help m module no_python run_path standalone use_env virtual_local_rank"),
-    "paddle": _words("h help"),
-    "accelerate": _words(
+    "torchrun": listed_words(
+        "h help m module no_python run_path standalone use_env virtual_local_rank"
+    ),
+    "paddle": listed_words("h help"),
+    "accelerate": listed_words(
         "cpu debug downcast_bf16 dynamo_use_dynamic dynamo_use_fullgraph "
         "dynamo_use_regional_compilation enable_cpu_affinity fp8_use_autocast_during_eval h help "
         "m module multi_gpu no_python no_tpu_cluster q quiet same_network tpu tpu_cluster "
         "tpu_use_sudo use_deepspeed use_fsdp use_megatron_lm use_parallelism_config"
     ),
-    "deepspeed": _words(
+    "deepspeed": listed_words(
         "bind_cores_to_rank elastic_training force_multi h help module no_local_rank no_python "
         "no_ssh no_ssh_check q quiet save_pid"
     ),

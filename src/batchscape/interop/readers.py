@@ -19,7 +19,7 @@ import yaml
 
 from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
-from batchscape.interop.shell import is_unknown
+from batchscape.interop.shell import is_unknown, listed_words
 from batchscape.text import list_text, near_names
 
 T = TypeVar("T")
@@ -279,16 +279,16 @@ _CUTS = re.compile(
 _OTHER_WORK = re.compile(r"vllm|sglang|infer|rollout|generat|eval")
 """Parts of a program that do not train, and have devices of their own."""
 
-DEEPSPEED_FIELDS = frozenset(
+DEEPSPEED_FIELDS = listed_words(
     """
     gradient_accumulation_steps gradient_clipping zero_stage offload_optimizer_device
     offload_param_device offload_param_nvme_path offload_optimizer_nvme_path
     zero3_save_16bit_model mixed_precision
-    """.split()
+    """
 )
 """Settings that an accelerate config must leave to the DeepSpeed JSON that it names."""
 
-_DEEPSPEED_KEYS = tuple(
+_DEEPSPEED_KEYS = listed_words(
     """
     train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps
     gradient_clipping gradient_predivide_factor gradient_allreduce_op prescale_gradients
@@ -303,7 +303,7 @@ _DEEPSPEED_KEYS = tuple(
     quantize_training weight_quantization compression_training hybrid_engine tensorboard
     wandb csv_monitor comet nebula datastates timers vocabulary_size
     use_data_before_expert_parallelism sparse_gradients use_node_local_storage
-    """.split()
+    """
 )
 """Keys at the top of a DeepSpeed JSON. Source: `deepspeed.runtime.config`, DeepSpeed 0.19.8."""
 _NEAR = 0.85
@@ -325,7 +325,7 @@ def kind_of(content: Mapping[str, object], *, is_json: bool) -> Kind | None:
         if marks <= keys:
             return kind
     # A few names are DeepSpeed's where no other is beside them; it reads JSON alone.
-    return "deepspeed" if is_json and content and content.keys() <= {*_DEEPSPEED_KEYS} else None
+    return "deepspeed" if is_json and content and content.keys() <= _DEEPSPEED_KEYS else None
 
 
 def marks_of_kinds() -> str:

@@ -17,11 +17,17 @@ from pathlib import PurePath
 
 from batchscape.errors import ConfigError
 
-_REFUSED = frozenset(
+
+def listed_words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+_REFUSED = listed_words(
     """
     if then elif else fi for while until do done case esac select function { } [[ ! coproc
     source . eval read mapfile readarray getopts let declare typeset local
-    """.split()
+    """
 )
 """Control flow, and commands that may set any variable."""
 _SETUP_FILES = re.compile(r"activate|conda|mamba|profile|bashrc|modules?\.sh|setvars\.sh")

@@ -451,8 +451,9 @@ def _follow_recipe(arguments: list[str]) -> int:
     run_options = [word for word in settings if word.partition("=")[0] in _RUN_OPTIONS]
     if run_options:
         msg = (
-            f"{run_options[0]} is about sweeps that ran, and settings ask for a recipe before: "
-            "give folders or settings. A device's memory is device.memory_limit_gib"
+            f"{run_options[0]} needs sweeps that ran, and settings ask for a recipe before any "
+            f"run: give folders in place of settings, or leave {run_options[0]} out (the memory of "
+            "a device is the setting device.memory_limit_gib)"
         )
         raise ConfigError(msg)
     grid = _compose(settings, "recommend")
@@ -868,8 +869,8 @@ def _machine_here(grid: SweepCells) -> Machine:
     machine = _machine(grid)
     if _is_on_slurm(grid):
         msg = (
-            "launcher=slurm takes sweeps and runs; in a job of your own, the same command with "
-            "launcher=local and without cluster takes the devices of the job"
+            "only sweep and run work with launcher=slurm; in a job of your own, give the same "
+            "command with launcher=local and without cluster: it takes the devices of the job"
         )
         raise ConfigError(msg)
     if machine.is_declared:

@@ -166,7 +166,7 @@ def _check_units(names: set[str] | dict[str, str], units: dict[str, TimeUnit]) -
         msg = f"units must say the unit of {', '.join(missing)}, one of {units_text}"
         raise ValueError(msg)
     if unknown := sorted(set(units) - set(times)):
-        msg = f"units names {', '.join(unknown)}, which is no time that is read; times: {times}"
+        msg = f"units names {', '.join(unknown)}, and the times that are read are {times}"
         raise ValueError(msg)
 
 

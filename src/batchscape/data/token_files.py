@@ -96,7 +96,7 @@ def recognise(path: Path) -> TokenFile:
             index = json.loads(path.with_name("index.json").read_bytes())
     if isinstance(index, dict) and "chunks" in index:
         msg = (
-            f"{path} is a chunk of litdata, which the index.json beside it lists; its layout is "
+            f"{path} is a chunk of litdata, as the index.json beside it says, and this layout is "
             f"not read. {_WRITE}"
         )
         raise ConfigError(msg)

@@ -185,10 +185,10 @@ def _refuse_other_types(
         largest = scans[file].largest
         if file.raw and largest >= _UNLIKELY_TOKENS[file.dtype]:
             msg = (
-                f"{file.path} holds the token {largest}, read as {file.dtype}; tokens of another "
-                "type than those of other files, floats and big-endian numbers read so too. If "
-                "these are tokens, give data.vocabulary_size, above all of them; else write all "
-                "files as little-endian uint16, or all as uint32"
+                f"{file.path}, read as {file.dtype}, holds the token {largest}, which is large for "
+                "a vocabulary: the file may hold floats, big-endian numbers or tokens of another "
+                "type. If these are tokens, give data.vocabulary_size, above all of them; else "
+                "write all files as little-endian uint16, or all as uint32"
             )
             raise ConfigError(msg)
 

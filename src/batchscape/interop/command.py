@@ -152,7 +152,7 @@ def _read_launcher(
         devices, nodes = source.count("num_processes"), source.count("num_machines")
         accumulation = source.count("gradient_accumulation_steps")
         clipping = source.number("gradient_clipping")
-        precision = source.precision("mixed_precision")
+        precision = source.precision()
         others["config_file"] = source.content.get("config_file")
         others["deepspeed_config_file"] = source.content.get("deepspeed_config_file")
         others["gpu_ids"] = count_ids(source.content.get("gpu_ids"))

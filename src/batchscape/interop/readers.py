@@ -163,8 +163,9 @@ class Source:
             raise self._refusal(key, raw, rule)
         return Value(value, key)
 
-    def precision(self, key: str) -> Value[str] | None:
-        """Return one of no, fp16, bf16, fp8; None where it is not given."""
+    def precision(self) -> Value[str] | None:
+        """Return `mixed_precision`: one of no, fp16, bf16, fp8; None where it is not given."""
+        key = "mixed_precision"
         raw = self.content.get(key)
         if raw is None:
             return None
@@ -463,7 +464,7 @@ def read_accelerate(source: Source) -> Statement:
         devices=source.count("num_processes"),
         nodes=source.count("num_machines"),
         accumulation=_below("deepspeed_config", accumulation),
-        precision=source.precision("mixed_precision"),
+        precision=source.precision(),
         clipping=_below("deepspeed_config", clipping),
         others={
             "distributed_type": distributed,
@@ -497,7 +498,7 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
         if source.content.get("devices") != "auto":
             numbers["devices"] = source.count("devices")
     elif "precision" not in numbers:
-        numbers["precision"] = source.precision("mixed_precision")
+        numbers["precision"] = source.precision()
     return Statement(kind, source.name, clipping=source.number("max_grad_norm"), **numbers)
 
 

@@ -112,12 +112,16 @@ def _build(config: RunConfig, data: DataIdentity) -> nn.Module:
         return build_hugging_face(model, data, config.sequence_length)
     if isinstance(model, Mlp):
         if data.features is None:
-            msg = "model=mlp needs samples that are vectors; these data are sequences of tokens"
+            msg = (
+                "model=mlp needs samples that are vectors; these data are sequences of tokens: use "
+                "a language model, such as model=gpt_nano"
+            )
             raise ConfigError(msg)
         return MlpModel(model, data.features, data.classes)
     if data.features is not None or data.task == "class":
         msg = (
-            f"model={model.name} predicts the next token of a sequence; these data ask for a class"
+            f"model={model.name} predicts the next token of a sequence, and these data have "
+            "classes; use model=mlp for vectors, model=hf for sequences"
         )
         raise ConfigError(msg)
     if config.sequence_length is None:

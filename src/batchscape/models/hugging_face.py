@@ -210,7 +210,10 @@ def _network(
     """Build the network, with random parameters or those of the folder."""
     class_name = "AutoModelForSequenceClassification" if classifies else "AutoModelForCausalLM"
     if library_config.is_encoder_decoder:
-        msg = f"{library_config.model_type} is an encoder with a decoder; model=hf trains neither"
+        msg = (
+            f"model=hf trains decoders alone, and {library_config.model_type} is an encoder with a "
+            "decoder; use a causal model, such as gpt2 or llama"
+        )
         raise ConfigError(msg)
     options = {"attn_implementation": "sdpa", "dtype": torch.float32}
     loading_info: dict[str, Any] = {}

@@ -84,8 +84,8 @@ class WeightAverage:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self._mass = state["mass"]
-        for p, part, whole in zip(self._parameters, self._average, state["average"], strict=True):
-            part.copy_(local_part(part_for(p, whole)))
+        for p, part, full in zip(self._parameters, self._average, state["average"], strict=True):
+            part.copy_(local_part(part_for(p, full)))
 
     @torch.no_grad()
     def _swap(self) -> None:

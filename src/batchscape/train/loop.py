@@ -455,7 +455,10 @@ class Training:
         state = resumable.state
         if state is not None:
             if state["run_id"] != self.spec.run_id:
-                msg = f"{self._folder.checkpoints} holds checkpoints of run {state['run_id']}"
+                msg = (
+                    f"{self._folder.checkpoints} holds checkpoints of run {state['run_id']}, and "
+                    f"this is run {self.spec.run_id}; remove the folder"
+                )
                 raise CheckpointError(msg)
             self._engine.restore(state)
             if self._average is not None:

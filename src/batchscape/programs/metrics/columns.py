@@ -245,14 +245,14 @@ class JsonlReader(ColumnReader):
         if not self._count:
             msg = f"{self._path} is empty or not there: the program logged nothing in it"
             raise RecordError(msg)
-        why_missing = [
+        absent_keys = [
             f"{key} ({name})"
             for name, key in self._config.columns.items()
             if name not in self._columns
         ]
-        if why_missing:
+        if absent_keys:
             msg = (
-                f"no line of {self._path} has {', '.join(why_missing)}; keys that it has: "
+                f"no line of {self._path} has {', '.join(absent_keys)}; keys that it has: "
                 f"{', '.join(sorted(self._keys)[:40])}"
             )
             raise RecordError(msg)

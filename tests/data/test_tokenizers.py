@@ -241,7 +241,7 @@ def test_the_tokenizer_is_part_of_the_name_and_read_once(tmp_path, tokenizer, mo
     (Path(tokenizer) / "model.safetensors").write_bytes(b"weights")
     assert tokenizer_hash(tokenizer) == before
     # What was encoded before is not encoded again.
-    monkeypatch.setattr("batchscape.data.text.FolderCoder", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("batchscape.data.coding.FolderCoder", lambda _: pytest.fail("read again"))
     assert prepare(config) == first
 
 

@@ -370,9 +370,9 @@ def test_a_pattern_chooses_among_the_files_of_a_folder(tmp_path):
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "no_file.bin").mkdir()
-    with pytest.raises(ConfigError, match=r"cannot be read: .*no_file\.bin is no file"):
+    with pytest.raises(ConfigError, match=r"cannot be read: .*no_file\.bin is not a file"):
         prepare(settings_of(tmp_path))
     (tmp_path / "no_file.bin").rmdir()
     (tmp_path / "shard.bin").symlink_to(tmp_path / "gone.bin")
-    with pytest.raises(ConfigError, match=r"cannot be read: .*shard\.bin is no file"):
+    with pytest.raises(ConfigError, match=r"cannot be read: .*shard\.bin is not a file"):
         prepare(settings_of(tmp_path))

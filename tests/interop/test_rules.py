@@ -144,7 +144,7 @@ CASES = {
         "--gradient_accumulation_steps 4",
         None,
         {"deepspeed_config": {"gradient_accumulation_steps": 2}},
-        [("error", "accumulation", "the first goes before the second")],
+        [("error", "accumulation", "the first overrides the second")],
     ),
 }
 

@@ -139,7 +139,7 @@ def test_the_loss_of_a_micro_batch_is_not_that_of_the_step(
     assert not any("loss" in row for row in log.steps[:2])
     # Whatever it is a mean over: a loss that is no number is one.
     assert math.isnan(log.steps[2]["loss"])
-    assert "missing in 2 rows: the program may log that of a part" in log.sources["loss"]
+    assert "missing in 2 rows: the program may log the mean of a part" in log.sources["loss"]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class Agreement:
         )
 
 
-class _Exchanged(NamedTuple):
+class _ExchangeVector(NamedTuple):
     """Content of the vector that ranks exchange, in its order.
 
     Before the exchange it is that of one rank, after it the sum over the ranks.
@@ -76,7 +76,7 @@ class _Exchanged(NamedTuple):
     """Above 0: a gradient of the step was not finite on some rank; one a step."""
 
     @classmethod
-    def unpacked(cls, vector: Sequence[float], steps: int) -> _Exchanged:
+    def unpacked(cls, vector: Sequence[float], steps: int) -> _ExchangeVector:
         """Return the content of a vector of so many steps."""
         stop, checkpoint, interval, *rest = vector
         end = len(rest) - steps
@@ -84,14 +84,14 @@ class _Exchanged(NamedTuple):
 
 
 @dataclass
-class _Pending:
+class _PendingExchange:
     """An exchange under way and the rows that wait for it."""
 
     rows: list[dict[str, Any]]
     labels: list[int]
     noise: dict[int, NoiseSample]
     vectors: Tensor
-    """Vectors of `_Exchanged`, one row a rank."""
+    """Vectors of `_ExchangeVector`, one row a rank."""
     norms: Tensor
     """Gradient norm of each step; then, if updates may be skipped, for each step whether it was."""
     exchange: dist.Work | None
@@ -103,7 +103,7 @@ class _Pending:
         elif self.exchange is not None:
             self.exchange.wait()
 
-    def summed(self) -> _Exchanged:
+    def summed(self) -> _ExchangeVector:
         """Add up the vectors of the ranks, in their order.
 
         An all-reduce orders each sum by its place in the vector, and the place of a step depends
@@ -112,7 +112,7 @@ class _Pending:
         total = self.vectors[0].clone()
         for row in self.vectors[1:]:
             total += row
-        return _Exchanged.unpacked(total.tolist(), len(self.rows))
+        return _ExchangeVector.unpacked(total.tolist(), len(self.rows))
 
 
 class StepRecorder:
@@ -147,7 +147,7 @@ class StepRecorder:
         self._rule = rule
         self._warmup_left = warmup_optimizer_steps
         self._interval = 1
-        self._pending: _Pending | None = None
+        self._pending: _PendingExchange | None = None
         self._last_drain = time.perf_counter()
         self._core_waits = CoreWaits()
         self.telemetry = build_telemetry(device, rank_on_node, ranks_on_node)
@@ -253,7 +253,7 @@ class StepRecorder:
         if self._rank == 0:
             steps_per_interval = len(self._rows) * _TARGET_INTERVAL_S / max(elapsed_s, 1e-9)
             interval = min(max(int(steps_per_interval), 1), LARGEST_INTERVAL)
-        # In the order of `_Exchanged`, as is what follows.
+        # In the order of `_ExchangeVector`, as is what follows.
         head = torch.tensor([stop, checkpoint, interval], dtype=torch.float64)
         if is_accelerator(self._device):
             # A copy from pageable memory would wait until the device has done all its work.
@@ -277,7 +277,7 @@ class StepRecorder:
             norms = _to_pinned(norms)
             copy_event = module_of(self._device).Event()
             copy_event.record()
-        self._pending = _Pending(
+        self._pending = _PendingExchange(
             self._rows, self._labels, self._noise, vectors, norms, exchange, copy_event
         )
         self._start_rows()

@@ -235,7 +235,7 @@ def test_a_scheduler_that_is_down(commands: Commands, monkeypatch: pytest.Monkey
         scheduler.jobs(["7"])
     assert str(raised.value) == f"squeue failed: {error}"
     (Path(os.environ["PATH"]) / "squeue").write_text("#!/bin/sh\nread never < /dev/zero\n")
-    monkeypatch.setattr(scheduler, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(scheduler, "_ANSWER_LIMIT_S", 0.3)
     with pytest.raises(SchedulerError, match="squeue took more than 0 s"):
         scheduler.jobs(["7"])
 

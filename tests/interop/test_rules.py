@@ -62,7 +62,7 @@ CASES = {
         f"{ACCELERATE} --gradient_accumulation_steps 4 {SCRIPT}",
         None,
         {"deepspeed_config": {"gradient_accumulation_steps": 2}},
-        [("warning", "accumulation", "goes before")],
+        [("warning", "accumulation", "overrides")],
     ),
     "the plugin against the Trainer": (
         f"{ACCELERATE} {TRAINER}",
@@ -86,7 +86,7 @@ CASES = {
         f"{TORCHRUN} {TRAINER} --deepspeed ds.json",
         {"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
         None,
-        [("warning", "clipping", "clips nothing")],
+        [("warning", "clipping", "does not clip")],
     ),
     "precision of launcher and Trainer": (
         f"{ACCELERATE} {TRAINER} --bf16",

@@ -204,6 +204,7 @@ def _missing_option(file: str, options: Sequence[str]) -> str:
     """Say which option of a group may be meant, and how an option of the user's own is found."""
     group, _, name = file.rpartition("/")
     if name.endswith(".yaml"):
+        # A path was given in place of a name.
         group, name = group.partition("/")[0], name.removesuffix(".yaml")
         problem = f"{group} takes the name of an option, without folder and ending: {group}={name}"
     else:

@@ -188,19 +188,21 @@ def _add_imports(files: dict[str, Path], is_counted: Callable[[_Place], bool]) -
     queue = list(files.items())
     while queue:
         for name in _imported_names(*queue.pop()):
-            top, *inner = name.split(".")
+            top, *inner_names = name.split(".")
             if top not in places:
                 is_excluded = top in sys.stdlib_module_names or top == _THIS_PACKAGE
                 place = None if is_excluded else _place(top)
                 places[top] = place if place is not None and is_counted(place) else None
+            # Every package on the way to the module counts too.
             place, module = places[top], top
             while place is not None:
                 if place.file is not None and module not in files:
                     files[module] = place.file
                     queue.append((module, place.file))
-                if not inner:
+                if not inner_names:
                     break
-                place, module = place.inner(inner[0]), f"{module}.{inner.pop(0)}"
+                inner_name = inner_names.pop(0)
+                place, module = place.inner(inner_name), f"{module}.{inner_name}"
 
 
 def _imported_names(module: str, file: Path) -> Iterator[str]:

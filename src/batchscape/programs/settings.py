@@ -194,14 +194,15 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
         for key in sorted(keys):
             setting = key.lstrip("+~")
             if not is_passed(setting, placeholders):
-                last_name = setting.rpartition(".")[2]
-                example = setting if "." in setting else f"{setting}.NAME"
+                placeholder = setting.rpartition(".")[2]
+                if placeholder not in PLACEHOLDERS:
+                    placeholder = setting if "." in setting else f"{setting}.NAME"
                 msg = (
-                    f"{setting} is {verb}, but the program is not told: "
-                    f"{{{last_name if last_name in PLACEHOLDERS else example}}} is nowhere in "
-                    "engine.argv or engine.environment"
+                    f"{setting} is {verb}, but the program is not told: {{{placeholder}}} is "
+                    "nowhere in engine.argv or engine.environment"
                 )
                 raise ConfigError(msg)
+    # The script may fix these settings itself, unless they are swept.
     for key in sorted(name.lstrip("+~") for name in swept):
         names = _OF_SWEPT.get(key) or _OF_SWEPT.get(key.partition(".")[0])
         if names is not None and not set(names) & set(placeholders):

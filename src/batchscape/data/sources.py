@@ -24,6 +24,7 @@ def draw(content: bytes) -> float:
 def choose(draws: NDArray[np.float64], held_out_pct: float) -> NDArray[np.bool_]:
     """Choose the items to hold out, so that one more item moves no other."""
     is_held_out = 100 * draws < held_out_pct
+    # Each part needs an item.
     if not is_held_out.any():
         is_held_out[np.argmin(draws)] = True
     if is_held_out.all():

@@ -456,6 +456,11 @@ def read_accelerate(source: Source) -> Statement:
         raise ConfigError(msg)
     plugin = source.section("deepspeed_config")
     json_file = plugin.content.get("deepspeed_config_file")
+    if not isinstance(json_file, str) or json_file.lower() == "none":
+        json_file = None
+    fields = sorted(DEEPSPEED_FIELDS & {str(key) for key in plugin.content})
+    if source.content.get("mixed_precision") is not None:
+        fields.append("mixed_precision")
     accumulation = plugin.count("gradient_accumulation_steps", auto=True)
     clipping = plugin.number("gradient_clipping", auto=True)
     return Statement(
@@ -470,13 +475,8 @@ def read_accelerate(source: Source) -> Statement:
             "distributed_type": distributed,
             "gpu_ids": count_ids(source.content.get("gpu_ids")),
             "mpirun": bool(source.section("mpirun_config").content.get("mpirun_hostfile")),
-            "deepspeed_config_file": json_file
-            if isinstance(json_file, str) and json_file.lower() != "none"
-            else None,
-            "deepspeed_fields": tuple(
-                sorted(DEEPSPEED_FIELDS & {str(key) for key in plugin.content})
-            )
-            + (("mixed_precision",) if source.content.get("mixed_precision") is not None else ()),
+            "deepspeed_config_file": json_file,
+            "deepspeed_fields": tuple(fields),
         },
     )
 

@@ -320,21 +320,24 @@ def _candidates(name: str, target: int, fixed: Mapping[str, int]) -> list[int]:
     def multiply(*names: str) -> int:
         return math.prod(fixed.get(factor, 1) for factor in names if factor != name)
 
-    unit = multiply("nodes", "devices_per_node")
-    inner = multiply("micro_batch_size", "gradient_accumulation_steps")
+    devices = multiply("nodes", "devices_per_node")
+    per_device = multiply("micro_batch_size", "gradient_accumulation_steps")
     if name in {"global_batch_size", "global_batch_tokens"}:
+        # A batch is a multiple of the product of its factors.
         length = fixed.get("sequence_length", 1) if name == "global_batch_tokens" else 1
-        return _multiples_near(fixed.get("data_parallel_size", unit) * inner * length, target)
+        factor = fixed.get("data_parallel_size", devices) * per_device * length
+        return _multiples_near(factor, target)
 
+    # A factor divides what the other factors leave of the batch.
     tokens = fixed.get("global_batch_tokens", 0) // fixed.get("sequence_length", 1)
-    quotient = fixed.get("global_batch_size", tokens) // inner
+    quotient = fixed.get("global_batch_size", tokens) // per_device
     if name == "data_parallel_size":
-        return _multiples_near(unit, target) + [
-            unit * part for part in _divisors_near(quotient // unit, max(target // unit, 1))
-        ]
+        # It is also a multiple of nodes, or of devices per node.
+        multipliers = _divisors_near(quotient // devices, max(target // devices, 1))
+        return _multiples_near(devices, target) + [devices * number for number in multipliers]
     if name in {"nodes", "devices_per_node"}:
-        return _divisors_near(fixed.get("data_parallel_size", quotient) // unit, target)
-    return _divisors_near(quotient // fixed.get("data_parallel_size", unit), target)
+        return _divisors_near(fixed.get("data_parallel_size", quotient) // devices, target)
+    return _divisors_near(quotient // fixed.get("data_parallel_size", devices), target)
 
 
 def _multiples_near(unit: int, target: int) -> list[int]:

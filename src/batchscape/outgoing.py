@@ -184,18 +184,19 @@ def _without_tokens(text: str) -> str:
     return text
 
 
-def _changes(before: Any, after: Any, key: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
-    """Yield the dotted keys of values that have changed, with the new values."""
-    if isinstance(before, Mapping):
-        for (name, value), (clean, other) in zip(before.items(), after.items(), strict=True):
-            if name != clean:
-                yield f"a key of {key or 'the settings'}", clean
-            yield from _changes(value, other, f"{key}.{name}" if key else str(name))
-    elif isinstance(before, list | tuple):
-        for number, (value, other) in enumerate(zip(before, after, strict=True)):
-            yield from _changes(value, other, f"{key}[{number}]")
-    elif before != after:
-        yield key, after
+def _changes(content: Any, redacted: Any, key: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+    """Yield the dotted keys of texts that were redacted, and the redacted texts."""
+    if isinstance(content, Mapping):
+        pairs = zip(content.items(), redacted.items(), strict=True)
+        for (name, value), (redacted_name, redacted_value) in pairs:
+            if name != redacted_name:
+                yield f"a key of {key or 'the settings'}", redacted_name
+            yield from _changes(value, redacted_value, f"{key}.{name}" if key else str(name))
+    elif isinstance(content, list | tuple):
+        for number, (value, redacted_value) in enumerate(zip(content, redacted, strict=True)):
+            yield from _changes(value, redacted_value, f"{key}[{number}]")
+    elif content != redacted:
+        yield key, redacted
 
 
 def _is_number(text: str) -> bool:

@@ -251,7 +251,7 @@ def test_raw_files_of_two_types_are_refused(tmp_path):
     (tmp_path / "a.bin").write_bytes(raw(tokens_of(2000, largest=128_255), "<u4"))
     (tmp_path / "b.bin").write_bytes(raw(tokens_of(2000)))
     with pytest.raises(
-        ConfigError, match=r"b\.bin holds the token \d+, read as uint32; tokens of another"
+        ConfigError, match=r"b\.bin, read as uint32, holds the token \d+, which is large"
     ):
         prepare(settings_of(tmp_path))
     (tmp_path / "b.bin").write_bytes(raw(tokens_of(2001)))

@@ -192,7 +192,9 @@ def test_memory_that_is_out_for_the_examination_ends_no_training(spec_of, tmp_pa
     spec = spec_of((1, 32, 1), budget__optimizer_steps=1)
     training = loop.Training(spec, RunFolder(tmp_path), 0, CPU, 0)
     assert training.run(lambda _: None).status == "completed"
-    assert training.model_columns.not_invariant == "not examined: memory was out for it", "cannot tell"
+    assert training.model_columns.not_invariant == "not examined: memory was out for it", (
+        "cannot tell"
+    )
 
 
 @pytest.mark.parametrize(

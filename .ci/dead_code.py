@@ -39,6 +39,7 @@ ALLOWED = {
         pre_tokenizer use_cache""",
     "parameters that a signature demands": "closure data_parallel_sizes",
     "what a test holds a page to": "STATES",
+    "read by the template of the page": "aside",
 }
 
 

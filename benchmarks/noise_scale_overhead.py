@@ -77,7 +77,7 @@ def measure(spec: RunSpec, pairs: int) -> tuple[np.ndarray, np.ndarray]:
         micro_steps = spec.geometry.gradient_accumulation_steps
         ways: list[Callable[[int], object]] = [
             lambda k: accumulate(
-                training._engine, training._loader, training._clock, k, most_micro_steps=micro_steps
+                training._engine, training._loader, training._clock, k, micro_step_limit=micro_steps
             ),
             training._accumulate,
         ]

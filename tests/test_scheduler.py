@@ -77,7 +77,7 @@ def test_jobs_that_the_controller_knows(commands: Commands) -> None:
         "requeued": JobState.COMPLETED,
     }
     assert jobs["1"].state is JobState.UNKNOWN
-    assert jobs["1"].reason == "the scheduler does not know it, or not any more"
+    assert jobs["1"].reason == "the scheduler does not know the job, or has forgotten it"
     by_name = {name: jobs[job] for name, job in RECORDED["jobs"].items()}
     assert by_name["requeued"].restarts == 1
     assert by_name["completed"].restarts == 0
@@ -235,7 +235,7 @@ def test_a_scheduler_that_is_down(commands: Commands, monkeypatch: pytest.Monkey
         scheduler.jobs(["7"])
     assert str(raised.value) == f"squeue failed: {error}"
     (Path(os.environ["PATH"]) / "squeue").write_text("#!/bin/sh\nread never < /dev/zero\n")
-    monkeypatch.setattr(scheduler, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(scheduler, "_ANSWER_LIMIT_S", 0.3)
     with pytest.raises(SchedulerError, match="squeue took more than 0 s"):
         scheduler.jobs(["7"])
 

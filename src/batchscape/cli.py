@@ -131,9 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         or a folder that cannot be used; 130 if interrupted.
     """
     if argv is None:
-        # The end of the process frees memory sooner than the interpreter would.
+        # At exit the system frees all memory at once: the interpreter need not collect garbage.
         atexit.register(gc.freeze)
-        # Objects of a plan or a report are reachable to its end: looking for garbage took long.
+        # Objects of a plan or a report live to its end, so that frequent collections find nothing.
         gc.set_threshold(1_000_000, 20, 100)
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
@@ -143,9 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         raise
     except (AttributeError, ImportError) as error:
-        if (missing := why_missing(error)) is None:
+        if (problem := why_missing(error)) is None:
             raise
-        sys.stderr.write(f"{missing}\n")
+        sys.stderr.write(f"{problem}\n")
         return 2
     except OSError as error:
         # An error of the system, such as a full disk or a folder that cannot be written to.
@@ -188,8 +188,8 @@ def _run(arguments: list[str]) -> int:
     grid = _compose(arguments, "run")
     if grid is None:
         return 0
-    several = grid.sweep_file is not None or len(grid.cells) > 1 or grid.intervals
-    if several or _is_search(grid) or {"--multirun", "-m"} & set(arguments):
+    has_many_runs = grid.sweep_file is not None or len(grid.cells) > 1 or grid.intervals
+    if has_many_runs or _is_search(grid) or {"--multirun", "-m"} & set(arguments):
         words = [argument for argument in arguments if argument not in {"--multirun", "-m"}]
         what = "search" if grid.intervals else f"sweep of {len(grid.cells)}"
         msg = (
@@ -451,8 +451,9 @@ def _follow_recipe(arguments: list[str]) -> int:
     run_options = [word for word in settings if word.partition("=")[0] in _RUN_OPTIONS]
     if run_options:
         msg = (
-            f"{run_options[0]} is about sweeps that ran, and settings ask for a recipe before: "
-            "give folders or settings. A device's memory is device.memory_limit_gib"
+            f"{run_options[0]} needs sweeps that ran, and settings ask for a recipe before any "
+            f"run: give folders in place of settings, or leave {run_options[0]} out (the memory of "
+            "a device is the setting device.memory_limit_gib)"
         )
         raise ConfigError(msg)
     grid = _compose(settings, "recommend")
@@ -588,10 +589,9 @@ def _status(arguments: list[str]) -> int:
     from batchscape.record.overview import overview
 
     sweep = SweepFolder(parsed.folder)
-    # Before its grid, a search has trials alone.
-    state = overview(
-        sweep if sweep.runs.exists() or not sweep.search.runs.exists() else sweep.search
-    )
+    # A search that has no grid yet has only trials, which are shown in its place.
+    has_trials_only = sweep.search.runs.exists() and not sweep.runs.exists()
+    state = overview(sweep.search if has_trials_only else sweep)
     if parsed.json:
         sys.stdout.write(state.as_json() + "\n")
         return 0
@@ -601,7 +601,7 @@ def _status(arguments: list[str]) -> int:
     if sweep.slurm.is_dir():
         from batchscape.launch.slurm.launch import describe_jobs
 
-        # Anywhere but on the cluster, the folder is all there is.
+        # Only on the cluster can the scheduler be asked for jobs.
         with suppress(LaunchError):
             _console().print(describe_jobs(sweep))
     return 0
@@ -651,14 +651,14 @@ def _sync(arguments: list[str]) -> int:
     parsed = parser.parse_args(arguments)
     from batchscape.tracking.sync import sync
 
-    done = sync(
+    is_complete = sync(
         parsed.folders,
         _console(),
         project=parsed.project,
         entity=parsed.entity,
         timeout_s=parsed.timeout,
     )
-    return 0 if done else 1
+    return 0 if is_complete else 1
 
 
 def _doctor(arguments: list[str]) -> int:
@@ -717,9 +717,9 @@ def _check_config(arguments: list[str]) -> int:
         "global_batch_tokens and sequence_length; once for each",
     )
     parser.add_json()
-    # The words behind -- are a command with options of its own.
+    # The words behind -- are the launch command, whose options are not ours.
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    # The parser would take `--NAME=WORD` behind --flag for an option of its own.
+    # The parser would take `--NAME=WORD` behind --flag for one of our options.
     words: list[str] = []
     for argument in arguments[:end]:
         if words and words[-1] == _FLAG:
@@ -729,14 +729,14 @@ def _check_config(arguments: list[str]) -> int:
     parsed = parser.parse_args(words)
     from batchscape.interop.check import check_configs
 
-    checked = check_configs(
+    consistency = check_configs(
         parsed.files, arguments[end + 1 :], devices=parsed.devices, flags=parsed.flag
     )
     if parsed.json:
-        sys.stdout.write(checked.as_json() + "\n")
+        sys.stdout.write(consistency.as_json() + "\n")
     else:
-        _console().print(checked.as_table(), soft_wrap=True)
-    return 0 if checked.is_consistent else 1
+        _console().print(consistency.as_table(), soft_wrap=True)
+    return 0 if consistency.is_consistent else 1
 
 
 def _configs(arguments: list[str]) -> int:
@@ -874,8 +874,8 @@ def _machine_here(grid: SweepCells) -> Machine:
     machine = _machine(grid)
     if _is_on_slurm(grid):
         msg = (
-            "launcher=slurm takes sweeps and runs; in a job of your own, the same command with "
-            "launcher=local and without cluster takes the devices of the job"
+            "only sweep and run work with launcher=slurm; in a job of your own, give the same "
+            "command with launcher=local and without cluster: it takes the devices of the job"
         )
         raise ConfigError(msg)
     if machine.is_declared:
@@ -943,24 +943,24 @@ def _search(grid: SweepCells, machine: Machine, arguments: Sequence[str]) -> int
     from batchscape.search import search
 
     console = _console()
-    searched = search(grid, machine, prepare, console, command_of(arguments))
-    console.print(f"Trials: {searched.sweep_dir / 'search'}", soft_wrap=True)
+    outcome = search(grid, machine, prepare, console, command_of(arguments))
+    console.print(f"Trials: {outcome.sweep_dir / 'search'}", soft_wrap=True)
     from batchscape.analysis.search.topic import print_search_result
     from batchscape.record.folder import SweepFolder
 
-    print_search_result(SweepFolder(searched.sweep_dir), console)
-    if (searched.sweep_dir / "runs").exists():
-        report = shlex.join(["batchscape", "report", str(searched.sweep_dir)])
+    print_search_result(SweepFolder(outcome.sweep_dir), console)
+    if (outcome.sweep_dir / "runs").exists():
+        report = shlex.join(["batchscape", "report", str(outcome.sweep_dir)])
         console.print(f"Report: {report}", soft_wrap=True)
-    if searched.result.interrupted:
+    if outcome.result.interrupted:
         return 130
-    return 1 if searched.result.failed or searched.result.stopped or not searched.is_complete else 0
+    return 1 if outcome.result.failed or outcome.result.stopped or not outcome.is_complete else 0
 
 
 def _console(*, stderr: bool = False) -> Console:
     from batchscape.terminal import OutgoingConsole
 
-    # A pipe or a file has no width to wrap at.
+    # Without a terminal there is no width to wrap at.
     width = None if (sys.stderr if stderr else sys.stdout).isatty() else _PIPE_WIDTH
     return OutgoingConsole(width=width, highlight=False, markup=False, stderr=stderr)
 

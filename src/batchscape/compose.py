@@ -28,9 +28,9 @@ from batchscape.text import did_you_mean, near_names, suggest
 
 MULTIRUN_FLAGS = frozenset({"--multirun", "-m"})
 _SHOW_FLAGS = frozenset({"--cfg", "-c"})
-_TAKE_A_VALUE = _SHOW_FLAGS | {"--config-dir", "-cd"}
-_OPTIONS = _TAKE_A_VALUE | MULTIRUN_FLAGS | {"--resolve"}
-_OURS = {
+_OPTIONS_WITH_VALUE = _SHOW_FLAGS | {"--config-dir", "-cd"}
+_OPTIONS = _OPTIONS_WITH_VALUE | MULTIRUN_FLAGS | {"--resolve"}
+_REPLACED_SETTINGS = {
     "hydra/sweeper": "expands sweeps itself",
     "hydra.mode": "expands sweeps itself",
     "hydra/launcher": "launches runs itself: with launcher=local where it is called "
@@ -38,7 +38,7 @@ _OURS = {
 }
 """Settings of Hydra that have no effect, and what batchscape does in their place."""
 _FROM_HYDRA = frozenset({"antlr4", "hydra", "omegaconf", "yaml"})
-_OF_OTHERS = {
+_NAMES_ELSEWHERE = {
     "batch.micro_batch_size": "b bs mbs batch_size train_batch_size micro_batch "
     "per_device_train_batch_size per_gpu_train_batch_size train_micro_batch_size_per_gpu",
     "batch.global_batch_size": "bs gbs batch_size train_batch_size total_batch_size",
@@ -51,23 +51,24 @@ _OF_OTHERS = {
     "data.sequence_length": "seq_len seq_length block_size context_length max_seq_length",
     "schedule.warmup_samples": "warmup warmup_steps",
 }
-"""Names of the settings in other programs."""
+"""Names that other programs have for our settings."""
 
 
 def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
-    """Compose every cell of a command line; where its flags ask for settings, show them: None."""
+    """Compose every cell of a command line; None where its flags ask to show the settings."""
     arguments = _retry_as_setting(arguments)
     _refuse_mistakes(arguments)
     flags = {argument.split("=")[0] for argument in arguments if argument.startswith("-")}
     shows_settings = bool(flags & _SHOW_FLAGS)
-    passed = _options_first([a for a in arguments if a not in MULTIRUN_FLAGS])
+    hydra_arguments = _options_first([a for a in arguments if a not in MULTIRUN_FLAGS])
     # One run is a grid of one cell.
-    command = [program, *passed] if shows_settings else [program, "--multirun", *passed]
+    mode = [] if shows_settings else ["--multirun"]
+    command = [program, *mode, *hydra_arguments]
 
-    received: list[object] = []
+    grids: list[object] = []
 
     def receive(grid: object) -> None:
-        received.append(grid)
+        grids.append(grid)
 
     application = hydra.main(
         config_path="pkg://batchscape.conf", config_name="config", version_base="1.3"
@@ -89,10 +90,10 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
         settings = redact_json(yaml.safe_load(output.getvalue()))
         sys.stdout.write(outgoing("\n".join(explained(settings)) + "\n"))
         return None
-    if len(received) != 1 or not isinstance(received[0], SweepCells):
+    if len(grids) != 1 or not isinstance(grids[0], SweepCells):
         msg = "the primary configuration must have `override hydra/sweeper: grid` in its defaults"
         raise ConfigError(msg)
-    return received[0]
+    return grids[0]
 
 
 @contextmanager
@@ -133,26 +134,26 @@ def _retry_as_setting(arguments: Sequence[str]) -> list[str]:
 
 def _refuse_mistakes(arguments: Sequence[str]) -> None:
     """Refuse arguments that Hydra would accept with another meaning than the user's."""
-    for before, argument in zip(["", *arguments], arguments, strict=False):
+    for previous, argument in zip(["", *arguments], arguments, strict=False):
         prefixed, equals, value = argument.partition("=")
         key = prefixed.lstrip("+~")
         if prefixed.startswith("-"):
-            if prefixed not in _OPTIONS and before not in _TAKE_A_VALUE:
+            if prefixed not in _OPTIONS and previous not in _OPTIONS_WITH_VALUE:
                 options = sorted(o for o in (*_OPTIONS, "--retry") if o.startswith("--"))
                 msg = f"there is no option {prefixed}{suggest(prefixed, options)}"
                 raise ConfigError(f"{msg}; settings have no dashes")
             continue
-        if not equals and argument[:1] != "~" and before not in _TAKE_A_VALUE:
+        if not equals and argument[:1] != "~" and previous not in _OPTIONS_WITH_VALUE:
             msg = f"{argument}: settings are given as key=value; a sweep file as sweeps={argument}"
-            if "=" in before:
-                both = shlex.quote(f"{before} {argument}")
+            if "=" in previous:
+                both = shlex.quote(f"{previous} {argument}")
                 msg += f"; if it belongs to the setting before it, quote both: {both}"
             raise ConfigError(msg)
         if key == "sweep" or (key == "sweeps" and prefixed != key):
             msg = f"{argument}: a sweep file is chosen with sweeps={value or 'NAME'}"
             raise ConfigError(msg)
-        if key in _OURS:
-            msg = f"{argument}: batchscape {_OURS[key]}; leave {key} as it is"
+        if key in _REPLACED_SETTINGS:
+            msg = f"{argument}: batchscape {_REPLACED_SETTINGS[key]}; leave {key} as it is"
             raise ConfigError(msg)
 
 
@@ -163,7 +164,7 @@ def _options_first(arguments: Sequence[str]) -> list[str]:
     words = list(arguments)
     while words:
         argument = words.pop(0)
-        if argument in _TAKE_A_VALUE:
+        if argument in _OPTIONS_WITH_VALUE:
             options.append(argument)
             options += words[:1]
             del words[:1]
@@ -189,10 +190,12 @@ def _message(error: Exception) -> str:
         return (
             "a group takes the name of one of its options, as in schedule=cosine, and nothing else"
         )
-    if refused := re.match(r"Could not override '([^']+)'", message):
+    if key_match := re.match(r"Could not override '([^']+)'", message):
         # The dictionary that lacks the key, in the chosen options.
         parent = getattr(error.__cause__, "parent_node", None)
-        return _unknown_key(refused[1], [*map(str, parent)] if isinstance(parent, Mapping) else [])
+        return _unknown_key(
+            key_match[1], [*map(str, parent)] if isinstance(parent, Mapping) else []
+        )
     cause = str(error.__cause__ or "").strip().splitlines()[:2]
     return "\n".join([message, *cause] if message else cause) or type(error).__name__
 
@@ -201,12 +204,13 @@ def _missing_option(file: str, options: Sequence[str]) -> str:
     """Say which option of a group may be meant, and how an option of the user's own is found."""
     group, _, name = file.rpartition("/")
     if name.endswith(".yaml"):
+        # A path was given in place of a name.
         group, name = group.partition("/")[0], name.removesuffix(".yaml")
         problem = f"{group} takes the name of an option, without folder and ending: {group}={name}"
     else:
         # An option that begins with the name, else one that is spelled nearly so.
-        near = [option for option in options if name and option.startswith(name)]
-        hint = did_you_mean(near or near_names(name, options))
+        near_options = [option for option in options if name and option.startswith(name)]
+        hint = did_you_mean(near_options or near_names(name, options))
         problem = f"{group} has no option {name}{hint} Options: {', '.join(options)}"
     file = f"{group}/{name}.yaml"
     folders = [place for place in (Path(), *sorted(Path().glob("*/"))) if (place / file).is_file()]
@@ -236,16 +240,16 @@ def _unknown_key(key: str, present_keys: list[str]) -> str:
     if key in keys:
         return f"{key} is no setting of the chosen option of {group}; another option has it"
     groups = [] if group else sorted({other.partition(".")[0] for other in keys})
-    similar = [other for other in keys if last in _OF_OTHERS.get(other, "").split()]
+    similar = [other for other in keys if last in _NAMES_ELSEWHERE.get(other, "").split()]
     similar = similar or near_names(key, groups)
     if not similar:
         close = near_names(last, (other.rpartition(".")[2] for other in keys))
         similar = [other for other in keys if other.rpartition(".")[2] in close]
     # A misspelt group is near to the right one.
-    of_group = [other for other in similar if near_names(group, [other.rpartition(".")[0]])]
-    here = [other for other in keys if group and other.startswith(f"{group}.")]
-    listed = f"\nKnown there: {', '.join(here)}" if here else ""
+    in_near_group = [other for other in similar if near_names(group, [other.rpartition(".")[0]])]
+    group_keys = [other for other in keys if group and other.startswith(f"{group}.")]
+    listed = f"\nKnown there: {', '.join(group_keys)}" if group_keys else ""
     return (
-        f"{key} is no setting{did_you_mean(of_group or similar)}{listed}\n"
+        f"{key} is no setting{did_you_mean(in_near_group or similar)}{listed}\n"
         "All settings: batchscape run --cfg job"
     )

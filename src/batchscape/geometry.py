@@ -24,7 +24,7 @@ from batchscape.errors import GeometryError
 COUNT_LIMIT = 2**63
 """Sample positions are 64-bit signed integers, so that every count is below it."""
 _COUNT_RULE = "every value must be an int from 1 to 2**63 - 1"
-# How far from the value asked for a divisor is looked for: bounds the cost of an error message.
+# Divisors are sought up to this far from a value, which bounds the cost of an error message.
 _PROBES = 4096
 _MAX_SUGGESTIONS = 4
 
@@ -139,7 +139,7 @@ def solve(
     """
     values = {name: value for name, value in locals().items() if value is not None}
     if not all(map(is_count, values.values())):
-        # The counts nearest to the values, without those that are no numbers.
+        # Suggestions start from the nearest counts; values that are not numbers are left out.
         counts = {
             name: min(max(round(value), 1), COUNT_LIMIT - 1)
             for name, value in values.items()
@@ -292,8 +292,8 @@ def _nearest(values: Mapping[str, int]) -> tuple[BatchGeometry, ...]:
     for changes in range(4):
         geometries = {
             geometry
-            for dropped in combinations(changeable, changes)
-            for geometry in _repairs(values, dropped)
+            for changed_names in combinations(changeable, changes)
+            for geometry in _repairs(values, changed_names)
         }
         if geometries:
             return tuple(
@@ -302,37 +302,42 @@ def _nearest(values: Mapping[str, int]) -> tuple[BatchGeometry, ...]:
     return ()
 
 
-def _repairs(values: Mapping[str, int], dropped: tuple[str, ...]) -> Iterator[BatchGeometry]:
-    kept = {name: value for name, value in values.items() if name not in dropped}
-    # A dropped name is either derived from the kept ones, or set near the value asked for.
-    options = [[None, *_candidates(name, values[name], kept)] for name in dropped]
+def _repairs(values: Mapping[str, int], changed_names: tuple[str, ...]) -> Iterator[BatchGeometry]:
+    fixed = {name: value for name, value in values.items() if name not in changed_names}
+    # A changed value is either derived from the fixed ones (None), or set near what was given.
+    options = [[None, *_candidates(name, values[name], fixed)] for name in changed_names]
     for replacement in product(*options):
-        replaced = {name: value for name, value in zip(dropped, replacement, strict=True) if value}
+        new_values = {
+            name: value for name, value in zip(changed_names, replacement, strict=True) if value
+        }
         with suppress(GeometryError):
-            yield _derive({**kept, **replaced})
+            yield _derive({**fixed, **new_values})
 
 
-def _candidates(name: str, target: int, kept: Mapping[str, int]) -> list[int]:
-    """Return values of one name near the target that may fit the kept values."""
+def _candidates(name: str, target: int, fixed: Mapping[str, int]) -> list[int]:
+    """Return values of one name near the target that may fit the fixed ones."""
 
     def multiply(*names: str) -> int:
-        return math.prod(kept.get(factor, 1) for factor in names if factor != name)
+        return math.prod(fixed.get(factor, 1) for factor in names if factor != name)
 
-    unit = multiply("nodes", "devices_per_node")
-    inner = multiply("micro_batch_size", "gradient_accumulation_steps")
+    devices = multiply("nodes", "devices_per_node")
+    per_device = multiply("micro_batch_size", "gradient_accumulation_steps")
     if name in {"global_batch_size", "global_batch_tokens"}:
-        length = kept.get("sequence_length", 1) if name == "global_batch_tokens" else 1
-        return _multiples_near(kept.get("data_parallel_size", unit) * inner * length, target)
+        # A batch is a multiple of the product of its factors.
+        length = fixed.get("sequence_length", 1) if name == "global_batch_tokens" else 1
+        factor = fixed.get("data_parallel_size", devices) * per_device * length
+        return _multiples_near(factor, target)
 
-    tokens = kept.get("global_batch_tokens", 0) // kept.get("sequence_length", 1)
-    quotient = kept.get("global_batch_size", tokens) // inner
+    # A factor divides what the other factors leave of the batch.
+    tokens = fixed.get("global_batch_tokens", 0) // fixed.get("sequence_length", 1)
+    quotient = fixed.get("global_batch_size", tokens) // per_device
     if name == "data_parallel_size":
-        return _multiples_near(unit, target) + [
-            unit * part for part in _divisors_near(quotient // unit, max(target // unit, 1))
-        ]
+        # It is also a multiple of nodes, or of devices per node.
+        multipliers = _divisors_near(quotient // devices, max(target // devices, 1))
+        return _multiples_near(devices, target) + [devices * number for number in multipliers]
     if name in {"nodes", "devices_per_node"}:
-        return _divisors_near(kept.get("data_parallel_size", quotient) // unit, target)
-    return _divisors_near(quotient // kept.get("data_parallel_size", unit), target)
+        return _divisors_near(fixed.get("data_parallel_size", quotient) // devices, target)
+    return _divisors_near(quotient // fixed.get("data_parallel_size", devices), target)
 
 
 def _multiples_near(unit: int, target: int) -> list[int]:

@@ -22,7 +22,7 @@ def why_missing(error: BaseException) -> str | None:
     """Say which library lacks a member that our code uses, and which version has it; else None."""
     module, member = _missing_member(error)
     library = _DISTRIBUTIONS.get(module, module)
-    # The last caller before Python's import system and the library itself.
+    # The last frame outside Python's import system: our code, if we asked for the member.
     callers = [
         frame.f_globals.get("__name__", "").partition(".")[0]
         for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -34,14 +34,14 @@ def why_missing(error: BaseException) -> str | None:
         return None
     from importlib import metadata  # slow to import
 
-    tested = TESTED_VERSIONS[library]
+    tested_version = TESTED_VERSIONS[library]
     try:
-        installed = metadata.version(library)
+        installed_version = metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
     return (
-        f"{library} {installed} has no {member}, which batchscape asks it for and {library} "
-        f"{tested} has: pip install '{library}=={tested}.*'"
+        f"{library} {installed_version} has no {member}, which batchscape needs and {library} "
+        f"{tested_version} has: pip install '{library}=={tested_version}.*'"
     )
 
 
@@ -55,8 +55,8 @@ def _missing_member(error: BaseException) -> tuple[str, str]:
         return "", ""
     owner = error.obj
     if isinstance(owner, ModuleType):
-        place = owner.__name__
+        owner_name = owner.__name__
     else:
         kind = owner if isinstance(owner, type) else type(owner)
-        place = f"{kind.__module__}.{kind.__qualname__}"
-    return place.partition(".")[0], f"{place}.{error.name}"
+        owner_name = f"{kind.__module__}.{kind.__qualname__}"
+    return owner_name.partition(".")[0], f"{owner_name}.{error.name}"

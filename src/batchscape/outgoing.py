@@ -20,7 +20,7 @@ from batchscape.errors import ConfigError
 
 _SHORTEST = 8
 _PART = r"\w*(?:KEY|TOKEN|SECRET|PASS|CREDENTIAL)"
-# One look at each word, so that the time is in proportion to its length.
+# The pattern looks once at each word, so that its time grows linearly with the text.
 _NAMED = re.compile(rf"\b(?={_PART})(\w++)(=[\"']?)(?!\d+\b)[^\s\"']{{{_SHORTEST},}}")
 """A variable in a command: `WANDB_API_KEY=... python train.py`."""
 _SHAPES = {
@@ -43,7 +43,7 @@ _SHAPES = {
     "a password in a URL": r"(?<=://)[^\s/:@]*:[^\s/@]+(?=@)",
 }
 """Kinds of secrets and how they look, from what their services publish."""
-_SHAPED = {kind: re.compile(shape) for kind, shape in _SHAPES.items()}
+_SHAPE_PATTERNS = {kind: re.compile(shape) for kind, shape in _SHAPES.items()}
 _MOST_SHOWN = 5
 
 # ECMA-48, and xterm's control sequences: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
@@ -56,7 +56,7 @@ _SEQUENCE = re.compile(
 _CONTROL = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"
-    # They turn the direction of the next characters, break lines, or cannot be encoded.
+    # These change the direction of text, break lines, or cannot be encoded.
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
     "]"
 )
@@ -91,12 +91,12 @@ def redact_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
 def refuse_secrets(settings: Iterable[Mapping[str, Any]]) -> None:
     """Refuse settings of cells that contain a secret, by their keys, before anything is written."""
     secrets: dict[str, str] = {}
-    checked: dict[tuple[str, int], Any] = {}
+    checked_values: dict[tuple[str, int], Any] = {}
     for cell in settings:
         for name, value in cell.items():
             # Cells share the objects that they do not vary.
-            if (name, id(value)) not in checked:
-                checked[name, id(value)] = value
+            if (name, id(value)) not in checked_values:
+                checked_values[name, id(value)] = value
                 try:
                     secrets |= _changes({name: value}, redact_json({name: value}), "")
                 except RecursionError:
@@ -132,7 +132,7 @@ def visible(text: str) -> str:
 
 def outgoing(text: str) -> str:
     """Return a text as it may leave: as `visible`, and without secrets."""
-    # In this order: a sequence may stand within a secret.
+    # Sequences go first, as one within a secret would hide it.
     return redact(visible(text))
 
 
@@ -171,6 +171,7 @@ def _is_long(value: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _redact_text(text: str, secrets: tuple[tuple[str, str], ...]) -> str:
+    # Cached, as reports repeat their texts; the secrets are part of the key.
     for name, value in secrets:
         text = text.replace(value, f"[{name}]")
     return _without_tokens(_NAMED.sub(r"\1\2[\1]", text))
@@ -178,23 +179,24 @@ def _redact_text(text: str, secrets: tuple[tuple[str, str], ...]) -> str:
 
 def _without_tokens(text: str) -> str:
     """Return a text without tokens of a published shape."""
-    for kind, shape in _SHAPED.items():
+    for kind, shape in _SHAPE_PATTERNS.items():
         text = shape.sub(f"[{kind}]", text)
     return text
 
 
-def _changes(before: Any, after: Any, key: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
-    """Yield the dotted keys of values that have changed, with the new values."""
-    if isinstance(before, Mapping):
-        for (name, value), (clean, other) in zip(before.items(), after.items(), strict=True):
-            if name != clean:
-                yield f"a key of {key or 'the settings'}", clean
-            yield from _changes(value, other, f"{key}.{name}" if key else str(name))
-    elif isinstance(before, list | tuple):
-        for number, (value, other) in enumerate(zip(before, after, strict=True)):
-            yield from _changes(value, other, f"{key}[{number}]")
-    elif before != after:
-        yield key, after
+def _changes(content: Any, redacted: Any, key: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+    """Yield the dotted keys of texts that were redacted, and the redacted texts."""
+    if isinstance(content, Mapping):
+        pairs = zip(content.items(), redacted.items(), strict=True)
+        for (name, value), (redacted_name, redacted_value) in pairs:
+            if name != redacted_name:
+                yield f"a key of {key or 'the settings'}", redacted_name
+            yield from _changes(value, redacted_value, f"{key}.{name}" if key else str(name))
+    elif isinstance(content, list | tuple):
+        for number, (value, redacted_value) in enumerate(zip(content, redacted, strict=True)):
+            yield from _changes(value, redacted_value, f"{key}[{number}]")
+    elif content != redacted:
+        yield key, redacted
 
 
 def _is_number(text: str) -> bool:

@@ -37,7 +37,7 @@ _STEPS = 3
 _TAKEN_OF_TENSORS = 1.1
 """Memory that a limit counts over that of tensors. CUDA: blocks that the allocator rounds up and
 keeps: 1.01 to 1.2 times as much when its rules are replayed. CPU: libraries and Python."""
-_SHORT: dict[str, Any] = {
+_SHORT_RUN: dict[str, Any] = {
     "budget.samples": None,
     "budget.tokens": None,
     "budget.optimizer_steps": _STEPS,
@@ -107,8 +107,8 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
     def train(geometry: BatchGeometry) -> TriedMicroBatch:
         spec = by_geometry[geometry]
         name = f"micro-batch {geometry.micro_batch_size}"
-        with console.status(f"training with {name}"), Path(os.devnull).open("w") as nowhere:
-            result = Launcher(sweep, machine, [spec], console=Console(file=nowhere)).run()
+        with console.status(f"training with {name}"), Path(os.devnull).open("w") as null_file:
+            result = Launcher(sweep, machine, [spec], console=Console(file=null_file)).run()
         if result.interrupted:
             raise KeyboardInterrupt
         if result.stopped is not None:
@@ -244,7 +244,7 @@ def _answer(answer: LargestMicroBatch) -> str:
 
 def _short_settings(settings: dict[str, Any], machine: Machine) -> dict[str, Any]:
     """Return settings for a few steps that take as much memory as the whole training."""
-    settings = set_values(settings, _SHORT)
+    settings = set_values(settings, _SHORT_RUN)
     settings |= {"schedule": {"name": "constant", "warmup_samples": 0}, "tracker": {"name": "none"}}
     evaluation = settings["evaluation"] = {**settings["evaluation"]}
     evaluation["samples"] = min(evaluation["samples"], evaluation["batch_size"])
@@ -259,9 +259,10 @@ def _short_settings(settings: dict[str, Any], machine: Machine) -> dict[str, Any
 def _candidates(settings: dict[str, Any]) -> tuple[BatchGeometry, ...]:
     """List all geometries of the global batch on these devices."""
     batch = settings["batch"]
+    # A given global batch leaves micro-batch and accumulation free; otherwise they determine it.
     if batch["global_batch_size"] is not None or batch["global_batch_tokens"] is not None:
-        free = {"batch.micro_batch_size": 1, "batch.gradient_accumulation_steps": None}
-        settings = set_values(settings, free)
+        free_values = {"batch.micro_batch_size": 1, "batch.gradient_accumulation_steps": None}
+        settings = set_values(settings, free_values)
     planned = solve_geometries(RunConfig.from_mapping(settings))[-1]
     return tuple(
         enumerate_geometries(

@@ -92,10 +92,10 @@ def follow_recipe(
         msg = f"a recipe is for one combination of settings; given {len(grid.cells)}"
         raise ConfigError(msg)
     keys = [word.partition("=")[0].lstrip("+~") for word in words]
-    if chosen_here := [key for key in keys if key in _CUT or key.startswith("batch.ramp")]:
+    if chosen_keys := [key for key in keys if key in _CUT or key.startswith("batch.ramp")]:
         msg = (
             f"a recipe chooses the cut of batch.global_batch_size by itself; given "
-            f"{', '.join(chosen_here)}; leave that out, or give --devices N"
+            f"{', '.join(chosen_keys)}; leave that out, or give --devices N"
         )
         raise ConfigError(msg)
     settings = set_values(grid.cells[0].settings, {"batch.ramp": []})
@@ -103,41 +103,48 @@ def follow_recipe(
     config = RunConfig.from_mapping(settings)
     if isinstance(config.engine, Command):
         msg = (
-            "what a program of engine=command holds only the program knows, so that no cut can be "
-            "recommended for it before it ran; sweep some, and recommend from their folder"
+            "only a program of engine=command itself knows its memory, so that no cut can be "
+            "recommended before it ran; sweep some cuts, and recommend from their folder"
         )
         raise ConfigError(msg)
-    present = machine.devices(machine.device_type(config.launcher))
-    if devices is not None and not 1 <= devices <= present:
+    device_count = machine.devices(machine.device_type(config.launcher))
+    if devices is not None and not 1 <= devices <= device_count:
         msg = (
-            f"devices must be from 1 to the {present} of this machine; given {devices}. For a "
+            f"devices must be from 1 to the {device_count} of this machine; given {devices}. For a "
             "machine that is not this one: cluster=NAME cluster.devices_per_node=N cluster.nodes=N"
         )
         raise ConfigError(msg)
-    most = devices or present
-    cuts = _cuts(grid, settings, batch_size, most, machine, runs=runs)
+    device_limit = devices or device_count
+    cuts = _cuts(grid, settings, batch_size, device_limit, machine, runs=runs)
     chosen, why_not = _choose(cuts)
     size = 0 if chosen is None else chosen.geometry.micro_batch_size
     may_fit = [cut.geometry.micro_batch_size for cut in cuts if cut.fits is None]
     probe, run = _commands(words, chosen or cuts[0])
-    content = {
+    content: dict[str, Any] = {
         "global_batch_size": batch_size,
-        "hardware": f"{present} cores of {machine.cpu_name}"
+        "hardware": f"{device_count} cores of {machine.cpu_name}"
         if cuts[0].spec.device_type == "cpu"
-        else f"{present} x {machine.cuda_devices[0].name}",
-        "geometry": None if chosen is None else plain_geometry(chosen.geometry),
+        else f"{device_count} x {machine.cuda_devices[0].name}",
+        "geometry": None,
         "why_not": why_not,
-        "steps": [] if chosen is None else _steps(chosen, present, most, cuts),
-        "config": {} if chosen is None else config_values(chosen.geometry),
-        "command": None if chosen is None else run,
+        "steps": [],
+        "config": {},
+        "command": None,
         "probe_command": probe,
-        "to_try": [each for each in may_fit if each >= size],
+        "to_try": [micro for micro in may_fit if micro >= size],
         "cuts": [
             plain_geometry(cut.geometry)
             | {"fits": cut.fits, "basis": cut.basis, "forecast": asdict(cut.forecast)}
             for cut in cuts
         ],
     }
+    if chosen is not None:
+        content |= {
+            "geometry": plain_geometry(chosen.geometry),
+            "steps": _steps(chosen, device_count, device_limit, cuts),
+            "config": config_values(chosen.geometry),
+            "command": run,
+        }
     return Recipe(chosen, content)
 
 
@@ -159,7 +166,7 @@ def _commands(words: Sequence[str], cut: Cut) -> tuple[str | None, str | None]:
         f"batch.micro_batch_size={geometry.micro_batch_size}",
         f"batch.gradient_accumulation_steps={geometry.gradient_accumulation_steps}",
     ]
-    # It runs out of memory on purpose, on a CPU only with a limit.
+    # The probe runs out of memory on purpose, which is safe on a CPU only with a limit.
     is_safe = spec.device_type == "cuda" or spec.config.device.memory_limit_gib is not None
     probe = shlex.join(["batchscape", "probe", *settings]) if is_safe else None
     return probe, shlex.join(["batchscape", "run", *settings, *cut_settings])
@@ -185,23 +192,25 @@ def write_files(recipe: Recipe, out: Path) -> list[Path]:
 def show_recipe(console: Console, recipe: Recipe) -> None:
     """Print the recipe, the values of configuration files, and the micro-batches to probe."""
     content, chosen = recipe.content, recipe.chosen
-    for_what = f"global batch {content['global_batch_size']} on {content['hardware']}"
+    batch = f"batch {content['global_batch_size']} on {content['hardware']}"
     if chosen is None:
-        console.print(f"No cut of {for_what}: {content['why_not']}", soft_wrap=True)
+        console.print(f"No cut of global {batch}: {content['why_not']}", soft_wrap=True)
     else:
-        console.print(f"G{for_what[1:]}: {chosen.geometry}")
+        console.print(f"Global {batch}: {chosen.geometry}")
         table = Table(
             *("", "", Column("why", overflow="fold"), "from"), box=box.SIMPLE_HEAD, pad_edge=False
         )
         for number, step in enumerate(content["steps"], start=1):
-            table.add_row(f"{number}. {step['name']}", *list(step.values())[1:])
+            table.add_row(f"{number}. {step['name']}", step["value"], step["reason"], step["basis"])
         console.print(table)
     probe = content["probe_command"]
     if content["to_try"]:
-        how = "the machine itself tells, and this then says measured"
+        advice = "the machine itself tells, and this then says measured"
         if probe is None:
-            how = "`batchscape probe` tells on one machine, on a CPU with a device.memory_limit_gib"
-        console.print(f"Not sure to fit: micro-batch {list_text(content['to_try'], '')}; {how}")
+            advice = (
+                "`batchscape probe` tells on one machine, on a CPU with a device.memory_limit_gib"
+            )
+        console.print(f"Not sure to fit: micro-batch {list_text(content['to_try'], '')}; {advice}")
         if probe is not None:
             console.print(f"  {probe}", soft_wrap=True)
     if chosen is None:
@@ -218,8 +227,12 @@ def _global_batch_size(settings: dict[str, Any]) -> int:
     """Return the global batch of settings without their cut."""
     batch = settings["batch"]
     if batch["global_batch_size"] is not None or batch["global_batch_tokens"] is not None:
-        one = {"batch.nodes": 1, "batch.data_parallel_size": 1, "batch.micro_batch_size": 1}
-        settings = set_values(settings, _CUT | one)
+        smallest_cut = {
+            "batch.nodes": 1,
+            "batch.data_parallel_size": 1,
+            "batch.micro_batch_size": 1,
+        }
+        settings = set_values(settings, _CUT | smallest_cut)
     return solve_geometries(RunConfig.from_mapping(settings))[-1].global_batch_size
 
 
@@ -227,7 +240,7 @@ def _cuts(
     grid: SweepCells,
     settings: dict[str, Any],
     batch_size: int,
-    most: int,
+    device_limit: int,
     machine: Machine,
     *,
     runs: Sequence[Path],
@@ -235,7 +248,7 @@ def _cuts(
     """Return all cuts over the most devices that divide the global batch, with their forecasts."""
     per_node = machine.devices(machine.device_type(RunConfig.from_mapping(settings).launcher))
     per_node //= machine.nodes
-    counts = ((ranks, -(-ranks // per_node)) for ranks in range(most, 0, -1))
+    counts = ((ranks, -(-ranks // per_node)) for ranks in range(device_limit, 0, -1))
     ranks, nodes = next((r, n) for r, n in counts if batch_size % r == 0 and r % n == 0)
     geometries = enumerate_geometries(batch_size, data_parallel_sizes=[ranks], nodes=nodes)
     cells = []
@@ -252,11 +265,11 @@ def _cuts(
     if plan.rejections:
         raise ConfigError(str(plan.rejections[0].reason))
     forecasts = predict(plan.specs, SweepFolder(plan.sweep_dir), machine, runs).runs
-    measured: dict[int, bool] = {}
+    fits_by_size: dict[int, bool] = {}
     if not machine.is_declared:
-        measured = fits_by_micro_batch(grid, cells[0].settings, geometries, machine)
-    fitting = max((size for size, fits in measured.items() if fits), default=0)
-    failing = min((size for size, fits in measured.items() if not fits), default=batch_size + 1)
+        fits_by_size = fits_by_micro_batch(grid, cells[0].settings, geometries, machine)
+    fitting = max((size for size, fits in fits_by_size.items() if fits), default=0)
+    failing = min((size for size, fits in fits_by_size.items() if not fits), default=batch_size + 1)
     cuts = []
     for spec in plan.specs:
         forecast, size = forecasts[spec.run_id], spec.geometry.micro_batch_size
@@ -280,20 +293,20 @@ def _choose(cuts: Sequence[Cut]) -> tuple[Cut | None, str | None]:
             "state (engine=fsdp), recompute activations (engine.activation_checkpointing=true), "
             "or take a smaller model or sequence."
         )
-    may = next(cut for cut in cuts if cut.fits is None)
-    memory = may.forecast.memory
+    uncertain_cut = next(cut for cut in cuts if cut.fits is None)
+    memory = uncertain_cut.forecast.memory
     if memory is None or memory.peak_allocated_gib is None:
         return None, f"memory is {'' if memory is None else memory.way}."
     if memory.room_gib is None:
         return None, "the memory of the device is not known; give device.memory_limit_gib."
-    return may, None
+    return uncertain_cut, None
 
 
 def _step(name: str, value: object, reason: str, basis: StepBasis) -> Step:
     return {"name": name, "value": str(value), "reason": reason, "basis": basis}
 
 
-def _steps(chosen: Cut, present: int, most: int, cuts: Sequence[Cut]) -> list[Step]:
+def _steps(chosen: Cut, device_count: int, device_limit: int, cuts: Sequence[Cut]) -> list[Step]:
     geometry, forecast, memory = chosen.geometry, chosen.forecast, chosen.forecast.memory
     ranks, micro = geometry.data_parallel_size, geometry.micro_batch_size
     why_micro_batch = "the largest there is" if chosen == cuts[-1] else "the largest that fits"
@@ -304,7 +317,7 @@ def _steps(chosen: Cut, present: int, most: int, cuts: Sequence[Cut]) -> list[St
     product = f"{geometry.global_batch_size} / ({ranks} x {micro})"
     steps = [
         _step("micro-batch", micro, why_micro_batch, chosen.basis),
-        _step("devices", ranks, _why_devices(geometry, present, most), "given"),
+        _step("devices", ranks, _why_devices(geometry, device_count, device_limit), "given"),
         _step("accumulation", geometry.gradient_accumulation_steps, product, "computed"),
         _learning_rate(chosen.spec),
     ]
@@ -321,14 +334,21 @@ def _steps(chosen: Cut, present: int, most: int, cuts: Sequence[Cut]) -> list[St
     ]
 
 
-def _why_devices(geometry: BatchGeometry, present: int, most: int) -> str:
+def _why_devices(geometry: BatchGeometry, device_count: int, device_limit: int) -> str:
     batch_size, ranks = geometry.global_batch_size, geometry.data_parallel_size
-    if ranks == most:
-        return "all there are" if most == present else f"as many as asked, of {present}"
-    if batch_size % most == 0:
-        return f"of {most}, which cannot be spread evenly over nodes"
-    near = near_multiples(batch_size, most)
-    return f"of {most}, which do not divide {batch_size}; a global batch of {near} has none idle"
+    if ranks == device_limit:
+        return (
+            "all there are"
+            if device_limit == device_count
+            else f"as many as asked, of {device_count}"
+        )
+    if batch_size % device_limit == 0:
+        return f"of {device_limit}, which cannot be spread evenly over nodes"
+    near = near_multiples(batch_size, device_limit)
+    return (
+        f"of {device_limit}, which do not divide {batch_size}; a global batch of {near} has none "
+        "idle"
+    )
 
 
 def _learning_rate(spec: RunSpec) -> Step:
@@ -340,5 +360,5 @@ def _learning_rate(spec: RunSpec) -> Step:
         return _step("learning rate", f"{rate:.4g}", reason, "given")
     base = spec.config.optimizer.learning_rate
     ratio = f"{spec.geometry.global_batch_size} / {reference}"
-    by = f"sqrt({ratio})" if scaling.learning_rate == "sqrt" else ratio
-    return _step("learning rate", f"{rate:.4g}", f"{base:.4g} x {by}", "computed")
+    factor = f"sqrt({ratio})" if scaling.learning_rate == "sqrt" else ratio
+    return _step("learning rate", f"{rate:.4g}", f"{base:.4g} x {factor}", "computed")

@@ -174,18 +174,20 @@ class Recorder:
         """
         if not self.is_active:
             return
-        step = self._grown("optimizer_step", optimizer_step, self._last_step)
+        step = self._check_growth("optimizer_step", optimizer_step, self._last_step)
         row: dict[str, Any] = {"optimizer_step": step}
         if samples is not None:
-            row["samples"] = self._last_samples = self._grown(
+            row["samples"] = self._last_samples = self._check_growth(
                 "samples", samples, self._last_samples
             )
         if tokens is not None:
-            row["tokens"] = self._last_tokens = self._grown("tokens", tokens, self._last_tokens)
+            row["tokens"] = self._last_tokens = self._check_growth(
+                "tokens", tokens, self._last_tokens
+            )
         row |= _numbers(loss=loss, learning_rate=learning_rate, gradient_norm=gradient_norm)
         if _count("loss_window", loss_window, 1) > 1:
             row["loss_window"] = loss_window
-        # Read after the numbers: taking one from a device waits for the step to end.
+        # Read after the numbers: `item` of a tensor waits until the device has done the step.
         elapsed = self._elapsed()
         self._train_time_s += elapsed
         if step == self._last_step + 1:
@@ -234,7 +236,7 @@ class Recorder:
             row["eval_labels"] = _count("eval_labels", eval_labels, 1)
         elapsed = self._elapsed()
         row |= _numbers(evaluation_s=elapsed if evaluation_s is None else evaluation_s)
-        # The rest of the time belongs to the step that is under way.
+        # Time beyond the evaluation's own belongs to the next step.
         self._mark -= max(elapsed - row["evaluation_s"], 0.0)
         self._write("evaluation", {**row, "train_time_s": self._train_time_s})
 
@@ -269,7 +271,7 @@ class Recorder:
         return elapsed
 
     @staticmethod
-    def _grown(name: str, value: object, last: int) -> int:
+    def _check_growth(name: str, value: object, last: int) -> int:
         count = _count(name, value, 1)
         if count <= last:
             msg = f"{name} counts all so far and must grow: got {count} after {last}"
@@ -315,7 +317,7 @@ def _environment_number(name: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
-def _count(name: str, value: object, least: int) -> int:
+def _count(name: str, value: object, smallest: int) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -323,8 +325,8 @@ def _count(name: str, value: object, least: int) -> int:
     except TypeError:
         msg = f"{name} must be an int, got {value!r}"
         raise ConfigError(msg) from None
-    if not least <= count < 2**63:
-        msg = f"{name} must be an int from {least} to 2**63 - 1, got {count}"
+    if not smallest <= count < 2**63:
+        msg = f"{name} must be an int from {smallest} to 2**63 - 1, got {count}"
         raise ConfigError(msg)
     return count
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from batchscape.errors import SchedulerError
 
-_ANSWER_S = 60.0
+_ANSWER_LIMIT_S = 60.0
 """Longest time of a command: a busy controller has taken 30 s."""
 
 
@@ -115,18 +115,18 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
     if not job_ids:
         return {}
     jobs_by_id = _jobs_of_queue(job_ids)
-    ended = [
+    ended_ids = [
         job_id for job_id in job_ids if job_id not in jobs_by_id or jobs_by_id[job_id].state.is_over
     ]
-    if ended:
+    if ended_ids:
         # There may be no accounting; its database may be down, or behind the controller, which
         # alone knows which jobs live.
         with suppress(SchedulerError):
-            for job_id, job in _jobs_of_accounting(ended).items():
+            for job_id, job in _jobs_of_accounting(ended_ids).items():
                 if job.state.is_over:
                     restarts = jobs_by_id[job_id].restarts if job_id in jobs_by_id else None
                     jobs_by_id[job_id] = Job(job_id, job.state, job.reason, restarts, job.nodes)
-    unknown = "the scheduler does not know it, or not any more"
+    unknown = "the scheduler does not know the job, or has forgotten it"
     return {
         job_id: jobs_by_id.get(job_id) or Job(job_id, JobState.UNKNOWN, unknown)
         for job_id in job_ids
@@ -166,8 +166,8 @@ def partitions() -> list[Partition]:
         label, up, count, cpus, gres = line.split("|")
         group = NodeGroup(int(count), int(cpus), _gpus(gres))
         name = label.removesuffix("*")
-        before = partitions_by_name[name].groups if name in partitions_by_name else ()
-        groups = (*before, group) if group.count else before
+        known_groups = partitions_by_name[name].groups if name in partitions_by_name else ()
+        groups = (*known_groups, group) if group.count else known_groups
         partitions_by_name[name] = Partition(name, name != label, up == "up", groups)
     return list(partitions_by_name.values())
 
@@ -208,18 +208,18 @@ def _jobs_of_accounting(ids: list[str]) -> dict[str, Job]:
     jobs_by_name: dict[str, Job] = {}
     for line in answer.splitlines():
         task_id, job_id, state, exit_code, nodes = line.split("|", maxsplit=4)
-        ended = Job("", _state(state), _ended_text(state, exit_code), None, nodes)
+        job = Job("", _state(state), _ended_text(state, exit_code), None, nodes)
         for name, _, step in {task_id.partition("."), job_id.partition(".")}:
             if not step:
-                jobs_by_name[name] = replace(ended, id=name)
+                jobs_by_name[name] = replace(job, id=name)
             elif (
-                ended.state is JobState.OUT_OF_MEMORY
+                job.state is JobState.OUT_OF_MEMORY
                 and name in jobs_by_name
                 and jobs_by_name[name].state is JobState.FAILED
             ):
                 # The job failed as one of its steps had no memory left.
-                reason = f"{ended.reason} in step {step}"
-                jobs_by_name[name] = replace(jobs_by_name[name], state=ended.state, reason=reason)
+                reason = f"{job.reason} in step {step}"
+                jobs_by_name[name] = replace(jobs_by_name[name], state=job.state, reason=reason)
     return jobs_by_name
 
 
@@ -246,14 +246,14 @@ def _gpus(gres: str) -> int:
     return sum(int(parts[-1]) for parts in entries if parts[0] == "gpu" and parts[-1].isdigit())
 
 
-_DEFAULTS = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SBATCH_")
+_DEFAULT_VARIABLES = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SBATCH_")
 """Variables by which users choose other formats and selections for themselves."""
 
 
 def _ask(program: str, *arguments: str, allowed: str | None = None) -> str:
     """Return the output of a command of Slurm; empty where it fails with the allowed error."""
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(_DEFAULTS)
+        name: value for name, value in os.environ.items() if not name.startswith(_DEFAULT_VARIABLES)
     }
     try:
         process = subprocess.run(
@@ -263,7 +263,7 @@ def _ask(program: str, *arguments: str, allowed: str | None = None) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_ANSWER_S,
+            timeout=_ANSWER_LIMIT_S,
             check=False,
         )
     except FileNotFoundError:
@@ -273,7 +273,7 @@ def _ask(program: str, *arguments: str, allowed: str | None = None) -> str:
         msg = f"{program} cannot be started: {error}"
         raise SchedulerError(msg) from None
     except subprocess.TimeoutExpired:
-        msg = f"Slurm does not answer: {program} took more than {_ANSWER_S:.0f} s"
+        msg = f"Slurm does not answer: {program} took more than {_ANSWER_LIMIT_S:.0f} s"
         raise SchedulerError(msg) from None
     if process.returncode == 0:
         return process.stdout

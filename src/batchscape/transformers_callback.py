@@ -46,10 +46,10 @@ class BatchscapeCallback(TrainerCallback):
         self._eval_loss = eval_loss
         self._recorder: Recorder | None = None
         self._micro_steps = 0
-        self._recorded = 0
-        self._logged = 0
-        self._reported: set[str] = set()
-        self._others: set[str] = set()
+        self._recorded_step = 0
+        self._logged_step = 0
+        self._reported_kinds: set[str] = set()
+        self._other_loss_keys: set[str] = set()
         self._is_evaluated = False
 
     @override
@@ -65,16 +65,16 @@ class BatchscapeCallback(TrainerCallback):
             return
         args.logging_nan_inf_filter = False
         devices = max(1, args.n_gpu)
-        of_process = state.train_batch_size or args.train_batch_size
+        process_batch_size = state.train_batch_size or args.train_batch_size
         self._recorder = Recorder(
             rank=args.process_index,
             # Several devices of one process are ranks too, though torch.distributed has fewer.
             world_size=args.world_size * devices,
-            micro_batch_size=of_process // devices,
+            micro_batch_size=process_batch_size // devices,
             gradient_accumulation_steps=args.gradient_accumulation_steps,
         )
         self._micro_steps = 0
-        self._recorded = self._logged = state.global_step
+        self._recorded_step = self._logged_step = state.global_step
         config = getattr(args, "parallelism_config", None)
         sizes = {name: getattr(config, name, 1) or 1 for name in ("tp_size", "cp_size", "sp_size")}
         text = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
@@ -113,7 +113,7 @@ class BatchscapeCallback(TrainerCallback):
             )
         if self._recorder is not None and not control.should_log:
             self._recorder.step(state.global_step)
-            self._recorded = state.global_step
+            self._recorded_step = state.global_step
 
     @override
     def on_log(
@@ -127,7 +127,7 @@ class BatchscapeCallback(TrainerCallback):
         """Record a step with its log."""
         if self._recorder is None or not logs or "loss" not in logs:
             return
-        if state.global_step <= self._recorded:
+        if state.global_step <= self._recorded_step:
             return
         # The Trainer counts inputs; they are tokens without padding only where it says so.
         tokens = (
@@ -138,12 +138,12 @@ class BatchscapeCallback(TrainerCallback):
         self._recorder.step(
             state.global_step,
             loss=logs["loss"],
-            loss_window=state.global_step - self._logged,
+            loss_window=state.global_step - self._logged_step,
             learning_rate=logs.get("learning_rate"),
             gradient_norm=logs.get("grad_norm"),
             tokens=tokens or None,
         )
-        self._recorded = self._logged = state.global_step
+        self._recorded_step = self._logged_step = state.global_step
 
     @override
     def on_evaluate(
@@ -160,7 +160,7 @@ class BatchscapeCallback(TrainerCallback):
         if self._eval_loss not in metrics:
             # The time of another evaluation set is no training's either.
             self._recorder.exclude()
-            self._others |= {key for key in metrics if key.endswith("_loss")}
+            self._other_loss_keys |= {key for key in metrics if key.endswith("_loss")}
             return
         self._is_evaluated = True
         self._recorder.evaluation(
@@ -192,9 +192,9 @@ class BatchscapeCallback(TrainerCallback):
     ) -> None:
         """Check that the last micro-batch of the data was full."""
         dataset = getattr(train_dataloader, "dataset", None)
-        whole_epoch = state.epoch is not None and float(state.epoch).is_integer()
+        is_whole_epoch = state.epoch is not None and float(state.epoch).is_integer()
         # With more ranks, accelerate fills the last micro-batches up with the first samples.
-        if args.world_size > 1 or args.dataloader_drop_last or not whole_epoch:
+        if args.world_size > 1 or args.dataloader_drop_last or not is_whole_epoch:
             return
         if isinstance(dataset, Sized) and len(dataset) % args.train_batch_size:
             self._problem(
@@ -212,17 +212,18 @@ class BatchscapeCallback(TrainerCallback):
         **kwargs: object,
     ) -> None:
         """Record the last step, where nothing was logged of it."""
-        if self._recorder is not None and state.global_step > self._recorded:
+        if self._recorder is not None and state.global_step > self._recorded_step:
             self._recorder.step(state.global_step)
-        if self._others and not self._is_evaluated:
+        if self._other_loss_keys and not self._is_evaluated:
             warnings.warn(
-                f"batchscape records no held-out loss: the Trainer has {', '.join(self._others)}, "
-                f"and no {self._eval_loss}; say which by BatchscapeCallback(eval_loss=...)",
+                "batchscape records no held-out loss: the Trainer has "
+                f"{', '.join(self._other_loss_keys)}, and no {self._eval_loss}; say which by "
+                "BatchscapeCallback(eval_loss=...)",
                 stacklevel=2,
             )
 
     def _problem(self, kind: str, problem: str) -> None:
         # One problem of a kind is enough: every epoch has the same end.
-        if self._recorder is not None and kind not in self._reported:
-            self._reported.add(kind)
+        if self._recorder is not None and kind not in self._reported_kinds:
+            self._reported_kinds.add(kind)
             self._recorder.problem(problem)

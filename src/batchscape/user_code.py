@@ -24,21 +24,21 @@ from batchscape.text import suggest
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages, which are not the user's own."""
 _THIS_PACKAGE = __name__.partition(".")[0]
-_BINDS_UNSEEN = re.compile(
+_DYNAMIC_BINDING = re.compile(
     r"import \*|^\s*global |globals\(|__getattr__|setattr|exec\(|vars\(|__dict__", re.MULTILINE
 )
 """Source text that may bind names without spelling them."""
 
 
 def call_by_path(
-    path: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None
+    path: str, arguments: Mapping[str, Any], optional_arguments: Mapping[str, Any] | None = None
 ) -> Any:  # noqa: ANN401  (the user's own)
     """Call the callable of an import path, found where Python finds it or in the working directory.
 
-    `offered` are further keyword arguments, passed where its signature names them.
+    `optional_arguments` are passed only if its signature names them.
     """
     module_name, name = _split(path)
-    _see_working_directory()
+    _add_working_directory()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -54,10 +54,12 @@ def call_by_path(
         raise _missing_name(path, vars(module))
     try:
         signature = inspect.signature(target)
-        accepted = {
-            name: value for name, value in (offered or {}).items() if name in signature.parameters
+        accepted_arguments = {
+            name: value
+            for name, value in (optional_arguments or {}).items()
+            if name in signature.parameters
         }
-        arguments = {**accepted, **arguments}
+        arguments = {**accepted_arguments, **arguments}
         signature.bind(**arguments)
     except TypeError as error:
         names = ", ".join(arguments) or "none"
@@ -75,7 +77,7 @@ def source_hash(path: str) -> str:
     are not written as `import` statements. Nothing is imported.
     """
     top = _split(path)[0].partition(".")[0]
-    _see_working_directory()
+    _add_working_directory()
     importlib.invalidate_caches()
     place = _place(top)
     if place is None:
@@ -111,11 +113,11 @@ def _texts(value: Any) -> Iterator[str]:  # noqa: ANN401  (the user's own)
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _texts(one)
+        for element in value.values():
+            yield from _texts(element)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts(one)
+        for element in value:
+            yield from _texts(element)
 
 
 @dataclass(frozen=True)
@@ -137,9 +139,10 @@ class _Place:
 
     def is_beside(self, homes: list[Path]) -> bool:
         """Return whether it lies in one of these folders, or below the working directory."""
-        here = Path.cwd().resolve()
+        working_directory = Path.cwd().resolve()
         return not self.is_installed() and any(
-            home in homes or home.is_relative_to(here) for home in map(Path.resolve, self.homes())
+            home in homes or home.is_relative_to(working_directory)
+            for home in map(Path.resolve, self.homes())
         )
 
     def inner(self, name: str) -> _Place | None:
@@ -179,25 +182,27 @@ def _package_files(top: str, place: _Place) -> dict[str, Path]:
     return files
 
 
-def _add_imports(files: dict[str, Path], counts: Callable[[_Place], bool]) -> None:
+def _add_imports(files: dict[str, Path], is_counted: Callable[[_Place], bool]) -> None:
     """Add the modules that the files import, directly or not."""
     places: dict[str, _Place | None] = {}
     queue = list(files.items())
     while queue:
         for name in _imported_names(*queue.pop()):
-            top, *inner = name.split(".")
+            top, *inner_names = name.split(".")
             if top not in places:
                 is_excluded = top in sys.stdlib_module_names or top == _THIS_PACKAGE
                 place = None if is_excluded else _place(top)
-                places[top] = place if place is not None and counts(place) else None
+                places[top] = place if place is not None and is_counted(place) else None
+            # Every package on the way to the module counts too.
             place, module = places[top], top
             while place is not None:
                 if place.file is not None and module not in files:
                     files[module] = place.file
                     queue.append((module, place.file))
-                if not inner:
+                if not inner_names:
                     break
-                place, module = place.inner(inner[0]), f"{module}.{inner.pop(0)}"
+                inner_name = inner_names.pop(0)
+                place, module = place.inner(inner_name), f"{module}.{inner_name}"
 
 
 def _imported_names(module: str, file: Path) -> Iterator[str]:
@@ -214,7 +219,7 @@ def _imported_names(module: str, file: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
-            origin = ".".join([*base, *([node.module] if node.module else [])])
+            origin = ".".join(filter(None, [*base, node.module]))
             if origin:
                 yield origin
                 yield from (f"{origin}.{a.name}" for a in node.names if a.name != "*")
@@ -230,10 +235,10 @@ def _refuse_unbound(path: str, files: Mapping[str, Path]) -> None:
         source = file.read_text(encoding="utf-8")
         symbols = symtable.symtable(source, str(file), "exec").get_symbols()
     except (SyntaxError, ValueError):
-        return  # the training says it better
-    bound = [s.get_name() for s in symbols if s.is_assigned() or s.is_imported()]
-    if name not in bound and not _BINDS_UNSEEN.search(source):
-        raise _missing_name(path, bound)
+        return  # the import in the training raises the better error
+    bound_names = [s.get_name() for s in symbols if s.is_assigned() or s.is_imported()]
+    if name not in bound_names and not _DYNAMIC_BINDING.search(source):
+        raise _missing_name(path, bound_names)
 
 
 def _missing_name(path: str, names: Iterable[str]) -> ConfigError:
@@ -252,7 +257,7 @@ def _split(path: str) -> tuple[str, str]:
     return module, name
 
 
-def _see_working_directory() -> None:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+def _add_working_directory() -> None:
+    working_directory = str(Path.cwd())
+    if working_directory not in sys.path:
+        sys.path.insert(0, working_directory)

@@ -208,7 +208,7 @@ BREACHES = {
     "parts-differ": (
         "        self.num_samples",
         "        self.classes = 5 if part == 'train' else 6\n        self.num_samples",
-        "must say the same of both parts",
+        "must declare the same for both parts",
     ),
     "count-type": ("len(indices) * self.length", "6.0", r"count_labels must return an int.*6\.0"),
     "mean-count": ("len(indices) * self.length", "self.length", "must add up over samples; got 6"),

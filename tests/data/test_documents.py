@@ -12,8 +12,9 @@ import pytest
 from pyarrow import parquet
 
 from batchscape.config import Documents
+from batchscape.config.data import IGNORED
 from batchscape.data.corpus import prepare
-from batchscape.data.datasets import IGNORED, open_dataset
+from batchscape.data.datasets import open_dataset
 from batchscape.errors import ConfigError
 
 TEXTS = [f"document {number} " * (1 + number % 4) for number in range(60)]

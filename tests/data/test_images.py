@@ -50,7 +50,7 @@ def test_more_held_out_digits_hold_out_the_fewer_ones():
 
 def test_a_library_without_the_file_is_named(monkeypatch):
     monkeypatch.setattr("batchscape.data.images.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="of scikit-learn, which is not there"):
+    with pytest.raises(ConfigError, match="of scikit-learn, and there is no"):
         prepare(Digits(name="digits", held_out_pct=30.0))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from batchscape.config import Digits, TextFiles
 from batchscape.data.corpus import prepare
-from batchscape.data.fingerprints import cache_folder, file_sha256, remembered
+from batchscape.data.fingerprints import cache_folder, cached_result, file_sha256
 from batchscape.data.store import DataArrays, keep
 from batchscape.errors import BatchscapeError, ConfigError
 
@@ -76,13 +76,13 @@ def test_a_file_is_read_once_while_it_stays_as_it_is(tmp_path):
         calls.append(path.read_bytes())
         return {"size": path.stat().st_size}
 
-    assert remembered(path, "size", find) == remembered(path, "size", find) == {"size": 7}
+    assert cached_result(path, "size", find) == cached_result(path, "size", find) == {"size": 7}
     assert len(calls) == 1
-    remembered(path, "another kind", find)
+    cached_result(path, "another kind", find)
     assert len(calls) == 2
     path.write_bytes(b"changed")
     settled(path, 50.0)
-    remembered(path, "size", find)
+    cached_result(path, "size", find)
     assert calls == [b"content", b"content", b"changed"]
 
 
@@ -106,7 +106,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
         return {}
 
     with pytest.raises(ConfigError, match="changed while it was read"):
-        remembered(path, "kind", find)
+        cached_result(path, "kind", find)
 
 
 def test_cache_that_cannot_be_written_is_explained(tmp_path, monkeypatch):

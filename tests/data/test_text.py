@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.config import TextFiles
+from batchscape.config.data import IGNORED
 from batchscape.data.corpus import prepare
-from batchscape.data.datasets import IGNORED, TextDataset
+from batchscape.data.datasets import TextDataset
 from batchscape.data.sources import choose, draw
 from batchscape.errors import ConfigError
 

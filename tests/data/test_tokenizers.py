@@ -13,10 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from batchscape.config import Documents, TextFiles
+from batchscape.config.data import IGNORED
 from batchscape.data import coding
 from batchscape.data.coding import FolderCoder, tokenizer_hash
 from batchscape.data.corpus import prepare
-from batchscape.data.datasets import IGNORED, open_dataset
+from batchscape.data.datasets import open_dataset
 from batchscape.errors import ConfigError
 
 datasets.disable_progress_bars()
@@ -155,7 +156,7 @@ def test_long_texts_are_encoded_in_pieces_without_a_seam(tokenizer, monkeypatch)
     """At the ends of lines, where this tokenizer never joins two tokens."""
     text = "\n".join(TEXTS).encode()
     (tokens,) = FolderCoder(tokenizer).encode([text])
-    monkeypatch.setattr(coding, "_PIECE", 200)
+    monkeypatch.setattr(coding, "_PIECE_CHARACTERS", 200)
     (pieced,) = FolderCoder(tokenizer).encode([text])
     decoded = AutoTokenizer.from_pretrained(tokenizer)
     assert decoded.decode(pieced.tolist()) == decoded.decode(tokens.tolist()) == text.decode()
@@ -240,7 +241,7 @@ def test_the_tokenizer_is_part_of_the_name_and_read_once(tmp_path, tokenizer, mo
     (Path(tokenizer) / "model.safetensors").write_bytes(b"weights")
     assert tokenizer_hash(tokenizer) == before
     # What was encoded before is not encoded again.
-    monkeypatch.setattr("batchscape.data.text.FolderCoder", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("batchscape.data.coding.FolderCoder", lambda _: pytest.fail("read again"))
     assert prepare(config) == first
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from batchscape.engines.buffers import follow_first_rank
+from batchscape.engines.distributed import follow_first_rank
 
 
 class Normalises(nn.Module):

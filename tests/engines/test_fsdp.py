@@ -167,7 +167,7 @@ def test_a_block_that_is_left_out_is_refused(trainer, outcome, tmp_path):
 def test_a_parameter_without_dimensions_is_refused(spec_of):
     spec = spec_of(engine=engine("fsdp"), model=OWN | {"_target_": "engine_models.HasAScale"})
     module = build_model(spec.config, spec.data, "float64")
-    with pytest.raises(ConfigError, match=r"model\.scale of this model are not"):
+    with pytest.raises(ConfigError, match=r"contiguous, but not model\.scale of this model"):
         fsdp_engine(
             module,
             spec.config.engine,

@@ -40,7 +40,7 @@ def hidden_exchange() -> None:
     def counts_last(self: FsdpEngine, exchanged: int) -> None:
         before = self.exchanged_bytes
         count(self, exchanged)
-        if not self._exchanges_last:
+        if not self._is_last:
             self.exchanged_bytes = before
 
     FsdpEngine._count = counts_last

@@ -131,7 +131,7 @@ def _stop(after: int) -> None:
     agree = Training._agree
 
     def at_once(self: Training, *, at_once: bool) -> Agreement:
-        self._stop_requested = self.done == after
-        return agree(self, at_once=at_once or self.done == after)
+        self._stop_requested = self.steps_done == after
+        return agree(self, at_once=at_once or self.steps_done == after)
 
     Training._agree = at_once  # type: ignore[method-assign]

@@ -96,7 +96,7 @@ def hanging(run_dir: str, rank: int) -> int:
 
 def hanging_far_ahead(run_dir: str, rank: int) -> int:
     """The same, with workers of the loader that are far ahead."""
-    loader._AHEAD = 50
+    loader._BATCHES_AHEAD = 50
     return hanging(run_dir, rank)
 
 

@@ -82,7 +82,7 @@ INPUTS = {
     "sync nowhere": ["nowhere does not exist", "'runs' folder"],
     "view nowhere": ["nowhere does not exist", "'runs' folder"],
     "recommend empty --deadline soon": ["'soon'", "30m, 2h"],
-    "recommend model=gpt_micro --deadline 2h": ["--deadline", "give folders or settings"],
+    "recommend model=gpt_micro --deadline 2h": ["--deadline", "give folders in place of settings"],
     # Tables and files of other systems
     "analyze notes.txt": ["notes.txt", ".csv"],
     "analyze steps.csv --group model": ["--group model", "it has: global_batch_size, steps"],

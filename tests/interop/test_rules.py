@@ -38,13 +38,13 @@ CASES = {
         f"{ACCELERATE} {SCRIPT}",
         {"train_micro_batch_size_per_gpu": 8},
         PLUGIN,
-        [("error", "micro-batch", "accelerate goes by the JSON")],
+        [("error", "micro-batch", "accelerate takes that of the JSON")],
     ),
     "json against script, accumulation": (
         f"{ACCELERATE} {SCRIPT}",
         {"gradient_accumulation_steps": 8},
         PLUGIN,
-        [("error", "accumulation", "accelerate goes by the JSON")],
+        [("error", "accumulation", "accelerate takes that of the JSON")],
     ),
     "json against script, missing": (
         f"{ACCELERATE} {SCRIPT}",
@@ -56,13 +56,13 @@ CASES = {
         f"{TORCHRUN} {SCRIPT} --deepspeed_config ds.json".replace("--train_", "--micro_"),
         {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4},
         None,
-        [("error", "micro-batch", "DeepSpeed goes by the JSON")],
+        [("error", "micro-batch", "DeepSpeed takes that of the JSON")],
     ),
     "two accumulations of the launcher": (
         f"{ACCELERATE} --gradient_accumulation_steps 4 {SCRIPT}",
         None,
         {"deepspeed_config": {"gradient_accumulation_steps": 2}},
-        [("warning", "accumulation", "goes before")],
+        [("warning", "accumulation", "overrides")],
     ),
     "the plugin against the Trainer": (
         f"{ACCELERATE} {TRAINER}",
@@ -80,13 +80,13 @@ CASES = {
         f"{ACCELERATE} {SCRIPT} --max_grad_norm 0.5",
         None,
         {"deepspeed_config": {"gradient_clipping": 1.0}},
-        [("error", "clipping", "DeepSpeed goes by the first")],
+        [("error", "clipping", "DeepSpeed takes the first")],
     ),
     "clipping of the optimizer": (
         f"{TORCHRUN} {TRAINER} --deepspeed ds.json",
         {"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
         None,
-        [("warning", "clipping", "clips nothing")],
+        [("warning", "clipping", "does not clip")],
     ),
     "precision of launcher and Trainer": (
         f"{ACCELERATE} {TRAINER} --bf16",
@@ -144,7 +144,7 @@ CASES = {
         "--gradient_accumulation_steps 4",
         None,
         {"deepspeed_config": {"gradient_accumulation_steps": 2}},
-        [("error", "accumulation", "the first goes before the second")],
+        [("error", "accumulation", "the first overrides the second")],
     ),
 }
 

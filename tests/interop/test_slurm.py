@@ -274,7 +274,7 @@ def test_own_arguments_beside_a_json_are_not_taken_for_the_trainers(tmp_path):
     (finding,) = check_configs([], command, flags=(MICRO, ACCUMULATION)).findings
     assert finding.rule == "micro-batch"
     assert "train_micro_batch_size_per_gpu 2 is not" in finding.message
-    assert "DeepSpeed goes by the JSON" in finding.message
+    assert "DeepSpeed takes that of the JSON" in finding.message
     assert finding.fix == (
         "make both equal: train_micro_batch_size_per_gpu 4 in the DeepSpeed JSON, or batch_size 2"
     )

@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from batchscape.config import AdamW
-from batchscape.data.datasets import IGNORED
+from batchscape.config.data import IGNORED
 from batchscape.engines.optimizers import build_optimizer
 from batchscape.engines.precision import autocast
 from batchscape.measure.flops import model_flops

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.programs.agreement import (
-    begins_late,
     contradictions,
     observed_batch,
-    unfinished,
+    why_late,
+    why_unfinished,
 )
 from batchscape.programs.metrics import Log, Observed
 from batchscape.record.spec import RunSpec
@@ -80,7 +80,7 @@ def test_a_log_of_every_nth_step_tells_a_whole_training_from_a_cut_one(every, di
         optimizer_steps = 9
 
     logged = [{"optimizer_step": step} for step in range(every, did + 1, every)]
-    verdict = unfinished(Nine(), logged)  # type: ignore[arg-type]  # it reads nothing else
+    verdict = why_unfinished(Nine(), logged)  # type: ignore[arg-type]  # it reads nothing else
     if did == 9 and logged:
         assert verdict is None
     if did > 9 and logged and logged[-1]["optimizer_step"] > 9:
@@ -99,7 +99,7 @@ def test_a_log_that_begins_late_says_so(every, begin, count, more):
     """It logs each `every`-th step from `begin` on, and the last one, whichever that is."""
     logged = [begin + every * number for number in range(count)]
     logged += [logged[-1] + min(more, every)] if more else []
-    verdict = begins_late([{"optimizer_step": step} for step in logged])
+    verdict = why_late([{"optimizer_step": step} for step in logged])
     if begin <= every or len(logged) < 3:
         assert verdict is None
     else:
@@ -110,5 +110,5 @@ def test_a_log_that_begins_late_says_so(every, begin, count, more):
 
 def test_a_log_of_ever_rarer_steps_begins_in_time():
     logged = [{"optimizer_step": 2**power} for power in range(8)]
-    assert begins_late(logged) is None
-    assert begins_late(logged[3:]) is None, "its first gap is no longer than a later one"
+    assert why_late(logged) is None
+    assert why_late(logged[3:]) is None, "its first gap is no longer than a later one"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.programs.metrics.log import ObservedBatch, evenly
+from batchscape.programs.metrics.log import ObservedBatch, even_growth
 
 counts = st.integers(1, 50)
 
@@ -56,7 +56,7 @@ def test_growth_is_even_exactly_where_every_step_adds_as_much(
     points = [(0, 0)]
     for steps, growth in moves:
         points.append((points[-1][0] + steps, points[-1][1] + growth))
-    size, uneven = evenly(points)
+    size, uneven = even_growth(points)
     fits = [n for n in range(41) if all(growth == n * steps for steps, growth in moves)]
     if not moves:
         assert (size, uneven) == (None, None)

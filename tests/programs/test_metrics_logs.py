@@ -139,7 +139,7 @@ def test_the_loss_of_a_micro_batch_is_not_that_of_the_step(
     assert not any("loss" in row for row in log.steps[:2])
     # Whatever it is a mean over: a loss that is no number is one.
     assert math.isnan(log.steps[2]["loss"])
-    assert "missing in 2 rows: the program may log that of a part" in log.sources["loss"]
+    assert "missing in 2 rows: the program may log the mean of a part" in log.sources["loss"]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_json_lines_of_several_kinds(tmp_path: Path) -> None:
                 {"iter": k, "train/loss": loss}
                 for k, loss in ((1, 3), (2, 2), (3, 1), (2, 9), (4, 1))
             ],
-            "optimizer step 3 was logged, then a lower one, and now 4, as if it never was: "
+            "optimizer step 3 was logged, then a lower one, and now 4 without it: "
             """'{"iter": 4, "train/loss": 1}'""",
         ),
         (

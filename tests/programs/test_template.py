@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchscape.config.template import fill, placeholders, written
+from batchscape.config.template import fill, placeholders, to_text
 from batchscape.errors import ConfigError
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}(\.[a-z0-9_]{1,5})?", fullmatch=True)
@@ -58,4 +58,4 @@ def test_what_is_no_placeholder_is_refused(text):
 
 @given(st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans()))
 def test_a_program_reads_the_number_that_was_meant(value):
-    assert json.loads(written(value)) == value
+    assert json.loads(to_text(value)) == value

@@ -44,14 +44,14 @@ class Predicts(nn.Module):
 @pytest.fixture(autouse=True)
 def nothing_is_little(monkeypatch):
     """Models of tests are small; what is told of slices holds for large ones."""
-    monkeypatch.setattr(evaluation, "_LITTLE", 0)
+    monkeypatch.setattr(evaluation, "_SMALL_OUTPUT", 0)
 
 
 def test_small_models_pass_whole_batches(spec_of, monkeypatch):
     """32 tokens of 256 kinds a sample: 2**20 numbers are 128 samples."""
     monkeypatch.undo()
     for little, sizes in ((2**20, [16, 5]), (2**16, [8, 8, 5])):
-        monkeypatch.setattr(evaluation, "_LITTLE", little)
+        monkeypatch.setattr(evaluation, "_SMALL_OUTPUT", little)
         spec = spec_of((1, 1, 32), evaluation__samples=21, evaluation__batch_size=16)
         assert spec.data.classes * spec.config.sequence_length == 8192
         module = Predicts()
@@ -192,7 +192,9 @@ def test_memory_that_is_out_for_the_examination_ends_no_training(spec_of, tmp_pa
     spec = spec_of((1, 32, 1), budget__optimizer_steps=1)
     training = loop.Training(spec, RunFolder(tmp_path), 0, CPU, 0)
     assert training.run(lambda _: None).status == "completed"
-    assert training.facts.not_invariant == "not examined: memory was out for it", "cannot tell"
+    assert training.model_columns.not_invariant == "not examined: memory was out for it", (
+        "cannot tell"
+    )
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,13 @@ def test_startup_excludes_the_first_evaluation(trainer, tmp_path):
 def test_evaluation_samples_come_from_all_held_out_files(spec_of):
     """Neighbours in the corpus are not neighbours in the evaluation."""
     import numpy as np
+    import torch
 
-    from batchscape.train.evaluation import _batches
+    from batchscape.train.evaluation import Evaluator
 
     spec = spec_of()
-    chosen = np.concatenate(_batches(spec.config.evaluation, spec.data.held_out_samples))
+    ranks = range(spec.geometry.data_parallel_size)
+    evaluators = [Evaluator(spec, torch.device("cpu"), rank) for rank in ranks]
+    chosen = np.concatenate([batch for each in evaluators for batch in each._batches])
     assert len(set(chosen)) == 16
     assert np.ptp(chosen) > spec.data.held_out_samples / 2

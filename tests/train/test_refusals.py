@@ -25,7 +25,7 @@ def test_a_batch_without_labels_ends_its_run_with_the_reason(trainer, outcome, t
     assert any(trainer.wait(spec))
     ended = outcome(folder)
     assert ended["status"] == "failed"
-    assert "optimizer step 3 has no label that bears a loss" in ended["reason"]
+    assert "no label in the global batch of optimizer step 3 bears a loss" in ended["reason"]
     assert "Traceback" not in folder.log.read_text()
 
 
@@ -52,7 +52,7 @@ def test_an_evaluation_without_labels_is_refused(spec_of, monkeypatch):
     monkeypatch.setattr(dataset, "batch", unlabelled)
     monkeypatch.setattr(dataset, "count_labels", lambda *_: 0)
 
-    with pytest.raises(BatchscapeError, match="the evaluation has no label that bears a loss"):
+    with pytest.raises(BatchscapeError, match="no label of the evaluated samples bears a loss"):
         evaluator.evaluate(silent_engine(), None)
 
 
@@ -70,11 +70,13 @@ def test_what_data_say_of_held_out_samples_is_looked_at(spec_of):
             assert evaluator._count_labels(indices, labels) == real
             continue
         wrong += miscounted
-        message = rf"must be the number .* not -100: .*says {real + miscounted}, .* has {real}$"
+        message = (
+            rf"must return the number .* not -100, .*returned {real + miscounted}, .* has {real}$"
+        )
         with pytest.raises(BatchscapeError, match=message):
             evaluator._count_labels(indices, labels)
     assert wrong == 5
-    with pytest.raises(BatchscapeError, match="the loss is divided by count_labels"):
+    with pytest.raises(BatchscapeError, match="count_labels of the data must return the number"):
         evaluator.evaluate(silent_engine(), None)
 
 

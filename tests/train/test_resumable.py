@@ -39,7 +39,7 @@ def test_the_newest_one_is_taken(folder: RunFolder) -> None:
     resumable = find_resumable(folder, "r")
     assert resumable.state is not None
     assert resumable.state["optimizer_step"] == 6
-    assert (resumable.notes, resumable.passed_over) == ((), ())
+    assert (resumable.notes, resumable.damaged_checkpoints) == ((), ())
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
@@ -57,7 +57,7 @@ def test_an_older_one_is_taken_where_the_newest_is_damaged(folder: RunFolder, da
     assert first.startswith(f"checkpoint {newest.name} was passed over: ")
     assert "is damaged" in first
     assert second == f"going on from {older.name} instead"
-    assert resumable.passed_over == (newest,)
+    assert resumable.damaged_checkpoints == (newest,)
 
 
 def test_without_a_whole_one_a_run_begins_anew(folder: RunFolder) -> None:
@@ -106,7 +106,7 @@ def test_a_whole_checkpoint_that_cannot_be_loaded_here_is_kept(
         find_resumable(folder, "r")
     assert checkpoints(folder.checkpoints) == kept
     monkeypatch.undo()
-    assert find_resumable(folder, "r").passed_over == ()
+    assert find_resumable(folder, "r").damaged_checkpoints == ()
 
 
 def test_checkpoints_of_another_run_are_for_the_caller_to_refuse(folder: RunFolder) -> None:

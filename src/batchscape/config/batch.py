@@ -26,7 +26,7 @@ class RampStage:
         """Check the rule that no single field can state."""
         if (self.samples is None) == (self.tokens is None):
             count = "both" if self.samples is not None else "neither"
-            msg = f"a stage of a ramp has samples or tokens; got {count}"
+            msg = f"a stage of a ramp takes either samples or tokens; got {count}"
             raise ValueError(msg)
 
 

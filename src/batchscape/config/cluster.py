@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.types import STRICT, Count, Positive
 
 _FILES = Path(__file__).parents[1] / "conf" / "cluster"
-_HERE = "this_machine"
+_THIS_MACHINE = "this_machine"
 
 Product = Literal["float64", "float32", "tf32", "float16", "bfloat16"]
 
@@ -59,12 +59,16 @@ class Cluster:
 
     def __post_init__(self) -> None:
         """Refuse a declared machine that lacks a figure of every plan."""
-        needed = {
+        required = {
             name: getattr(self, name)
             for name in ("compute_capability", "memory_gib", "devices_per_node", "nodes")
         }
-        if self.device is not None and (missing := [n for n, v in needed.items() if v is None]):
-            msg = f"a declared device needs {', '.join(missing)} too; given device={self.device}"
+        if self.device is not None and (
+            absent_names := [n for n, v in required.items() if v is None]
+        ):
+            msg = (
+                f"a declared device needs {', '.join(absent_names)} too; given device={self.device}"
+            )
             raise ValueError(msg)
         try:
             re.compile(self.known_as or "")
@@ -74,8 +78,8 @@ class Cluster:
 
     def is_called(self, name: str) -> bool:
         """Whether a driver's name for a device is of this kind."""
-        bare = name.removeprefix("NVIDIA ").removeprefix("Tesla ")
-        return self.known_as is not None and bool(re.fullmatch(self.known_as, bare))
+        model_name = name.removeprefix("NVIDIA ").removeprefix("Tesla ")
+        return self.known_as is not None and bool(re.fullmatch(self.known_as, model_name))
 
     def peak_tflops(self, precision: str, float32_matmul: str) -> tuple[Product, float | None]:
         """Return the kind of products that a precision uses, and its peak in 10^12 FLOP/s."""
@@ -92,14 +96,16 @@ class Cluster:
 
 def known_devices() -> str:
     """Name the options of `cluster` that declare a device."""
-    return ", ".join(path.stem for path in sorted(_FILES.glob("*.yaml")) if path.stem != _HERE)
+    return ", ".join(
+        path.stem for path in sorted(_FILES.glob("*.yaml")) if path.stem != _THIS_MACHINE
+    )
 
 
 @functools.cache
 def datasheets() -> tuple[Cluster, ...]:
     """Return the devices that have a file in `conf/cluster/`."""
-    plain = (yaml.safe_load(path.read_text()) for path in sorted(_FILES.glob("*.yaml")))
-    sheets = (_ADAPTER.validate_json(json.dumps(of_file)) for of_file in plain)
+    contents = (yaml.safe_load(path.read_text()) for path in sorted(_FILES.glob("*.yaml")))
+    sheets = (_ADAPTER.validate_json(json.dumps(content)) for content in contents)
     return tuple(sheet for sheet in sheets if sheet.device is not None)
 
 

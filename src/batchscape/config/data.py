@@ -10,6 +10,9 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.command import ExternalData
 from batchscape.config.types import STRICT, Affects, Count, Percent, SequenceLength
 
+IGNORED = -100
+"""Label that bears no loss: padding."""
+
 Layout = Literal["packed", "padded"]
 
 

@@ -99,8 +99,8 @@ def explained(settings: Mapping[str, Any], owner: type = RunConfig) -> Iterator[
         name = names.get(key, "")
         member = _chosen_member(hints.get(name), value)
         if member is not None:
-            about = inspect.cleandoc(member.__doc__ or "").partition("\n\n")[0]
-            yield from [*_comment(about), f"{key}:"]
+            summary = inspect.cleandoc(member.__doc__ or "").partition("\n\n")[0]
+            yield from [*_comment(summary), f"{key}:"]
             yield from textwrap.indent("\n".join(explained(value, member)), "  ").splitlines()
             continue
         if (owner, name) in DECIDED and (description := meaning_of(owner, name)):

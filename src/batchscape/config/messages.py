@@ -9,13 +9,12 @@ from itertools import starmap
 from typing import get_args, get_type_hints
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from batchscape.config.types import key_of
 from batchscape.text import near_names, suggest
 
-_LONGEST_VALUE = 200
-_LONGEST_RULE = 2000
+_VALUE_LETTERS = 200
+_RULE_LETTERS = 2000
 _UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
 
 
@@ -26,7 +25,10 @@ def explain(error: ValidationError, root: type) -> str:
         keys, owner = _locate(problem["loc"], root)
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] in _UNKNOWN and keys == ["sweeps"]:
-            message = "settings stand one level too deep; is `# @package _global_` the first line?"
+            message = (
+                "the settings of the file are one level too deep; write `# @package _global_` as "
+                "its first line"
+            )
         elif problem["type"] in _UNKNOWN:
             hints = {} if owner is None else get_type_hints(owner, include_extras=True)
             message = "unknown setting" + suggest(keys[-1], [*starmap(key_of, hints.items())])
@@ -36,23 +38,17 @@ def explain(error: ValidationError, root: type) -> str:
             message = "a text holds half a character (a lone surrogate), which no file can carry"
         elif problem["type"] == "union_tag_invalid":
             allowed, tag = problem["ctx"]["expected_tags"], problem["ctx"]["tag"]
-            message = f"name must be one of {allowed}, got {_cut(repr(tag), _LONGEST_VALUE)}"
+            message = f"name must be one of {allowed}, got {_cut(repr(tag), _VALUE_LETTERS)}"
         elif problem["type"] != "value_error":
             rule = message.replace("Input should be", "must be")
-            message = f"{rule}, got {_cut(repr(problem['input']), _LONGEST_VALUE)}"
-            message += _correction(problem)
-        message = _cut(message, _LONGEST_RULE)
+            message = f"{rule}, got {_cut(repr(problem['input']), _VALUE_LETTERS)}"
+            if problem["type"] == "literal_error":
+                allowed_words = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
+                near_words = near_names(str(problem["input"]).lower(), allowed_words)
+                message += f"; write {near_words[0]}" if near_words else ""
+        message = _cut(message, _RULE_LETTERS)
         lines.append(f"  {'.'.join(keys)}: {message}" if keys else f"  {message}")
     return "\n".join(lines)
-
-
-def _correction(problem: ErrorDetails) -> str:
-    """Say which of the allowed words may be meant; empty where none is near."""
-    if problem["type"] != "literal_error":
-        return ""
-    allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
-    near = near_names(str(problem["input"]).lower(), allowed)
-    return f"; write {near[0]}" if near else ""
 
 
 def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type | None]:
@@ -63,16 +59,16 @@ def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type 
     """
     keys: list[str] = []
     owner: type | None = root
-    inner: list[type] = [root]
+    members: list[type] = [root]
     for part in location:
-        tagged = [c for c in inner if len(inner) > 1 and part in tags_of(c)]
-        if tagged:
-            inner = tagged
+        chosen_members = [c for c in members if len(members) > 1 and part in tags_of(c)]
+        if chosen_members:
+            members = chosen_members
             continue
         keys.append(str(part))
-        owner = inner[0] if len(inner) == 1 else None
+        owner = members[0] if len(members) == 1 else None
         hint = get_type_hints(owner).get(str(part)) if owner is not None else None
-        inner = [c for c in (hint, *get_args(hint)) if isinstance(c, type) and is_dataclass(c)]
+        members = [c for c in (hint, *get_args(hint)) if isinstance(c, type) and is_dataclass(c)]
     return keys, owner
 
 
@@ -83,7 +79,7 @@ def tags_of(member: type) -> tuple[object, ...]:
 
 
 def _cut(text: str, longest: int) -> str:
-    """Return a text; of a long one its begin and end."""
+    """Shorten a long text to its begin and end."""
     if len(text) <= longest:
         return text
     half = longest // 2

@@ -126,7 +126,7 @@ class RegexMetrics(_LoggedMetrics):
 
 
 def _check_path(path: str) -> None:
-    # Elsewhere it might be the log of another run, or of an earlier one.
+    # A file elsewhere may be the log of another run, or of an earlier one.
     if not path or PurePath(path).is_absolute() or ".." in PurePath(path).parts:
         msg = (
             f"path must be relative to the folder of the run and below it, got {path!r}; let the "
@@ -166,7 +166,7 @@ def _check_units(names: set[str] | dict[str, str], units: dict[str, TimeUnit]) -
         msg = f"units must say the unit of {', '.join(missing)}, one of {units_text}"
         raise ValueError(msg)
     if unknown := sorted(set(units) - set(times)):
-        msg = f"units names {', '.join(unknown)}, which is no time that is read; times: {times}"
+        msg = f"units names {', '.join(unknown)}, and the times that are read are {times}"
         raise ValueError(msg)
 
 

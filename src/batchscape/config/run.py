@@ -82,12 +82,14 @@ class RunConfig:
                 "our own loop; a program of engine=command allocates by itself: leave it null"
             )
             raise ValueError(msg)
-        counted = {"budget": self.budget.tokens}
-        counted |= {f"batch.ramp, stage {n}": s.tokens for n, s in enumerate(self.batch.ramp, 1)}
-        for what, tokens in counted.items():
+        tokens_by_setting = {"budget": self.budget.tokens}
+        tokens_by_setting |= {
+            f"batch.ramp, stage {n}": s.tokens for n, s in enumerate(self.batch.ramp, 1)
+        }
+        for setting, tokens in tokens_by_setting.items():
             if tokens is not None and not self.is_packed:
                 msg = (
-                    f"{what}: tokens={tokens} needs packed text, where every sample has "
+                    f"{setting}: tokens={tokens} needs packed text, where every sample has "
                     "sequence_length tokens; give samples instead"
                 )
                 raise ValueError(msg)
@@ -160,12 +162,12 @@ def _program_problem(config: RunConfig) -> str | None:
         "model=external": isinstance(config.model, ExternalModel),
         "data=external": isinstance(config.data, ExternalData),
     }
-    missing = [option for option, chosen in is_chosen.items() if not chosen]
-    if len(missing) in {0, len(is_chosen)}:
+    absent_options = [option for option, chosen in is_chosen.items() if not chosen]
+    if len(absent_options) in {0, len(is_chosen)}:
         return None
     return (
         "a program of your own has model and data of its own, so engine=command, model=external "
-        f"and data=external go together; add {' '.join(missing)}, or choose none of them"
+        f"and data=external go together; add {' '.join(absent_options)}, or choose none of them"
     )
 
 
@@ -186,8 +188,8 @@ def _data_problem(config: RunConfig) -> str | None:
 def _engine_problem(config: RunConfig) -> str | None:
     """Say which setting the engine does not support; None where it supports all."""
     engine = config.engine
-    lacks = {Fsdp: {"float16"}, DeepSpeed: {"float16", "float64"}}.get(type(engine), set())
-    if engine.precision in lacks:
+    unsupported = {Fsdp: {"float16"}, DeepSpeed: {"float16", "float64"}}.get(type(engine), set())
+    if engine.precision in unsupported:
         return (
             f"engine={engine.name} has no {engine.precision}, got engine.precision="
             f"{engine.precision}; use float32 or bfloat16, or engine=ddp"
@@ -199,10 +201,11 @@ def _engine_problem(config: RunConfig) -> str | None:
         )
     stage = engine.zero_stage if isinstance(engine, DeepSpeed) else 0
     if isinstance(config.optimizer, Muon) and cuts_updates(engine):
-        cuts = "engine=fsdp" if stage == 0 else f"engine=deepspeed with zero_stage={stage}"
+        engine_text = "engine=fsdp" if stage == 0 else f"engine=deepspeed with zero_stage={stage}"
         return (
-            f"optimizer=muon needs whole matrices in every update, and {cuts} gives each rank a "
-            "part of them; use optimizer=adamw, engine=ddp, or engine=deepspeed with zero_stage=0"
+            f"optimizer=muon needs whole matrices in every update, and {engine_text} gives each "
+            "rank a part of them; use optimizer=adamw, engine=ddp, or engine=deepspeed with "
+            "zero_stage=0"
         )
     if config.evaluation.ema_half_life_tokens is not None and stage == 3:
         return (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from itertools import accumulate
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -57,8 +58,8 @@ def members_of(hint: Any) -> list[type]:  # noqa: ANN401  (a type)
     """Return the dataclasses of a group's type; none for a setting, such as a list of them."""
     if isinstance(hint, type):
         return [hint] if is_dataclass(hint) else []
-    inner = get_args(hint) if get_origin(hint) in {Annotated, Union, UnionType} else ()
-    return [member for one in inner for member in members_of(one)]
+    nested = get_args(hint) if get_origin(hint) in {Annotated, Union, UnionType} else ()
+    return [member for one in nested for member in members_of(one)]
 
 
 def affects_of(key: str) -> Affects | None:
@@ -79,7 +80,7 @@ def tells_apart(key: str) -> bool:
 
 def is_of_our_loop(key: str) -> bool:
     """Return whether our own loop alone reads a setting or a group."""
-    return key in OUR_GROUPS or key in _OURS
+    return key in OUR_GROUPS or key in _OF_OUR_LOOP
 
 
 def that_affect(
@@ -100,11 +101,11 @@ def _fields(what: Affects, but: Affects, *, for_program: bool) -> dict[str, Any]
     for setting in SETTINGS:
         key, (*groups, name) = setting.key, setting.path
         affects = _AFFECTS[key]
-        if affects & what and not affects & but and not (for_program and key in _OURS):
-            inner = fields_by_group
+        if affects & what and not affects & but and not (for_program and key in _OF_OUR_LOOP):
+            nested = fields_by_group
             for group in groups:
-                inner = inner.setdefault(group, {})
-            inner[name] = True
+                nested = nested.setdefault(group, {})
+            nested[name] = True
     return fields_by_group
 
 
@@ -112,14 +113,13 @@ _ROOT = Setting("", RunConfig, RunConfig, Affects.ALL, is_of_our_loop=False, pat
 SETTINGS = tuple(_settings_of(RunConfig, _ROOT))
 """All settings of all options. The type of each states its effect, else the type of the group
 around it, else it is `Affects.ALL`."""
-_OURS = frozenset(setting.key for setting in SETTINGS if setting.is_of_our_loop)
+_OF_OUR_LOOP = frozenset(setting.key for setting in SETTINGS if setting.is_of_our_loop)
 _AFFECTS: dict[str, Affects] = {}
 """The effect of every setting and every group, by its key."""
 for _setting in SETTINGS:
-    _key, _dot = _setting.key, "."
-    while _dot:
+    # `a.b.c` is of the groups `a` and `a.b`, which affect what any of their settings does.
+    for _key in accumulate(_setting.key.split("."), "{}.{}".format):
         _AFFECTS[_key] = _AFFECTS.get(_key, Affects.NOTHING) | _setting.affects
-        _key, _dot, _ = _key.rpartition(".")
 _GROUPS = frozenset(_AFFECTS) - {setting.key for setting in SETTINGS}
 OUR_GROUPS = tuple(
     name

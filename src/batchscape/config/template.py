@@ -42,7 +42,7 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     return _PART.sub(value, text)
 
 
-def written(value: str | float) -> str:
+def to_text(value: str | float) -> str:
     """Write a value so that a program reads the same one: floats in full, `true` and `false`."""
     if isinstance(value, bool):
         return "true" if value else "false"

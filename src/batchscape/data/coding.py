@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from batchscape.errors import ConfigError
 
 Tokens = NDArray[Any]
 
-_PIECE = 2**20
-"""Characters that are encoded at once; of a longer text the lines up to there."""
+_PIECE_CHARACTERS = 2**20
+"""Characters that are encoded at once; a longer text is cut at the ends of lines."""
 
 _TOKENIZER_SUFFIXES = {".json", ".txt", ".model", ".tiktoken"}
-"""Of the files that make a tokenizer; weights may lie beside them."""
+"""Suffixes of the files that make a tokenizer; weights may lie beside them."""
 
 
 class ByteCoder:
@@ -35,9 +36,9 @@ class ByteCoder:
         """Return the bytes of each text."""
         return [np.frombuffer(text, dtype=np.uint8) for text in texts]
 
-    def encode_whole(self, texts: Sequence[bytes], most: int) -> list[Tokens]:
+    def encode_whole(self, texts: Sequence[bytes], length_limit: int) -> list[Tokens]:
         """Return the first bytes of each text."""
-        return self.encode([text[:most] for text in texts])
+        return self.encode([text[:length_limit] for text in texts])
 
 
 class FolderCoder:
@@ -68,8 +69,8 @@ class FolderCoder:
         # Token ids may have gaps: the embedding then needs more rows than there are tokens.
         self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
         self._dtype = smallest_dtype(self.vocabulary - 1)
-        end = self._tokenizer.eos_token_id
-        self.separator = self._array(self._ids(["\n\n"])[0] if end is None else [end])
+        end_token = self._tokenizer.eos_token_id
+        self.separator = self._array(self._ids(["\n\n"])[0] if end_token is None else [end_token])
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
         """Return the tokens of each text, without special ones.
@@ -77,17 +78,20 @@ class FolderCoder:
         Bytes that are no UTF-8 become replacement characters. Texts of more than a million
         characters are encoded a million at a time, cut at the end of a line.
         """
-        pieces = [list(_pieces(text.decode(errors="replace"))) for text in texts]
-        ids = iter(self._ids([piece for several in pieces for piece in several]))
-        return [self._array([i for _ in several for i in next(ids)]) for several in pieces]
+        pieces_by_text = [list(_pieces(text.decode(errors="replace"))) for text in texts]
+        ids_by_piece = iter(self._ids([*chain.from_iterable(pieces_by_text)]))
+        return [
+            self._array([*chain.from_iterable(islice(ids_by_piece, len(pieces)))])
+            for pieces in pieces_by_text
+        ]
 
-    def encode_whole(self, texts: Sequence[bytes], most: int) -> list[Tokens]:
+    def encode_whole(self, texts: Sequence[bytes], length_limit: int) -> list[Tokens]:
         """Return the tokens of each text with the special ones that the tokenizer adds."""
         decoded = [text.decode(errors="replace") for text in texts]
         encoded = self._tokenizer(
             decoded,
             truncation=True,
-            max_length=most,
+            max_length=length_limit,
             return_attention_mask=False,
             return_token_type_ids=False,
         )
@@ -112,6 +116,11 @@ class FolderCoder:
 
 Coder = ByteCoder | FolderCoder
 """Turns text into tokens."""
+
+
+def coder_of(tokenizer: str | None) -> Coder:
+    """Return the coder of a tokenizer's folder; without one, bytes are the tokens."""
+    return ByteCoder() if tokenizer is None else FolderCoder(tokenizer)
 
 
 def tokenizer_hash(folder: str) -> str:
@@ -141,8 +150,8 @@ def smallest_dtype(largest: int) -> np.dtype[Any]:
 
 def _pieces(text: str) -> Iterator[str]:
     start = 0
-    while len(text) - start > _PIECE:
-        end = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE
+    while len(text) - start > _PIECE_CHARACTERS:
+        end = text.rfind("\n", start, start + _PIECE_CHARACTERS) + 1 or start + _PIECE_CHARACTERS
         yield text[start:end]
         start = end
     yield text[start:]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 import numpy as np
 
 from batchscape.config import CustomData
+from batchscape.config.data import IGNORED
 from batchscape.data.fingerprints import file_sha256
 from batchscape.data.store import PARTS, manifest_hash
 from batchscape.errors import BatchscapeError, ConfigError
@@ -27,11 +28,8 @@ if TYPE_CHECKING:
 
 
 _TASKS = ("next_token", "class", "other")
-_IGNORED = -100
-"""Target that bears no loss."""
-_CHECKED = 4
-"""Samples of the batch that is checked, from all over a part: a first sample may be like no
-other."""
+_CHECKED_SAMPLES = 4
+"""Samples of the batch that is checked, spread over a part: the first may be unlike the rest."""
 
 
 def make_custom(config: CustomData, part: str) -> Dataset:
@@ -45,21 +43,21 @@ def make_custom(config: CustomData, part: str) -> Dataset:
     arguments = {"part": part, **config.arguments}
     if config.sequence_length is not None:
         arguments["sequence_length"] = config.sequence_length
-    made: Dataset = call_by_path(config.target, arguments)
+    dataset: Dataset = call_by_path(config.target, arguments)
     for member in ("count_labels", "batch"):
-        if not callable(getattr(made, member, None)):
-            _refuse(config, f"must return an object with a method {member}; got {made!r:.100}")
-    size = getattr(made, "num_samples", None)
+        if not callable(getattr(dataset, member, None)):
+            _refuse(config, f"must return an object with a method {member}; got {dataset!r:.100}")
+    size = getattr(dataset, "num_samples", None)
     if not _is_count(size) or size == 0:
         _refuse(config, f"part={part!r}: num_samples must be an int above 0; got {size!r}")
-    return made
+    return dataset
 
 
 def prepare_custom(config: CustomData) -> DataIdentity:
     """Make both parts, check what they promise on a first batch, and name them.
 
-    They are named by the source of the callable, its arguments, the files that these name, the
-    samples of the parts, and the `content_hash` where there is one: it stands for other files.
+    The name is a hash of the callable's source and arguments, of files that arguments name, of the
+    numbers of samples, and of `content_hash`, by which the data may stand for files of their own.
 
     Raises
     ------
@@ -72,7 +70,7 @@ def prepare_custom(config: CustomData) -> DataIdentity:
     except BatchscapeError:
         raise
     except Exception:  # noqa: BLE001  (the code is not ours: whatever it raises is for its author)
-        _refuse(config, f"it cannot be used, as it failed:\n{traceback.format_exc().rstrip()}")
+        _refuse(config, f"it raised an error:\n{traceback.format_exc().rstrip()}")
 
 
 def _prepare(config: CustomData) -> DataIdentity:
@@ -88,14 +86,14 @@ def _prepare(config: CustomData) -> DataIdentity:
         for part, dataset in parts.items()
     }
     if declared["train"] != declared["held_out"]:
-        _refuse(config, f"must say the same of both parts; got {declared}")
-    facts = declared["train"]
-    _check_facts(config, facts)
-    if facts["task"] == "next_token":  # labels are inputs, one further
-        facts["classes"] = facts["classes"] or facts["vocabulary"] or 0
-        facts["vocabulary"] = facts["vocabulary"] or facts["classes"] or None
+        _refuse(config, f"must declare the same for both parts; got {declared}")
+    properties = declared["train"]
+    _check_properties(config, properties)
+    if properties["task"] == "next_token":  # labels are inputs too, so both have one vocabulary
+        properties["classes"] = properties["classes"] or properties["vocabulary"] or 0
+        properties["vocabulary"] = properties["vocabulary"] or properties["classes"] or None
     for part, dataset in parts.items():
-        _Check(config, part, dataset, facts).run()
+        _Check(config, part, dataset, properties).run()
     contents = [getattr(dataset, "content_hash", None) for dataset in parts.values()]
     if any(content is not None for content in contents) and not all(
         isinstance(content, str) and content for content in contents
@@ -108,31 +106,35 @@ def _prepare(config: CustomData) -> DataIdentity:
         "files": files,
         "samples": samples,
         "sequence_length": config.sequence_length,
-        **facts,
+        **properties,
     }
     return DataIdentity(
         manifest_hash=manifest_hash(manifest),
         folder="",
         train_samples=samples["train"],
         held_out_samples=samples["held_out"],
-        classes=facts["classes"],
-        task=facts["task"],
-        features=facts["features"],
-        vocabulary=facts["vocabulary"],
+        classes=properties["classes"],
+        task=properties["task"],
+        features=properties["features"],
+        vocabulary=properties["vocabulary"],
     )
 
 
-def _check_facts(config: CustomData, facts: dict[str, Any]) -> None:
-    if facts["task"] not in _TASKS:
-        _refuse(config, f"task must be one of {', '.join(_TASKS)}; got {facts['task']!r}")
-    classes, features, vocabulary = facts["classes"], facts["features"], facts["vocabulary"]
+def _check_properties(config: CustomData, properties: dict[str, Any]) -> None:
+    if properties["task"] not in _TASKS:
+        _refuse(config, f"task must be one of {', '.join(_TASKS)}; got {properties['task']!r}")
+    classes, features, vocabulary = (
+        properties["classes"],
+        properties["features"],
+        properties["vocabulary"],
+    )
     if not _is_count(classes) or classes == 1:
         _refuse(config, f"classes must be an int of 2 or more, where it is given; got {classes!r}")
     if features is not None and (not _is_count(features) or features == 0):
         _refuse(config, f"features must be an int above 0 or None; got {features!r}")
     if vocabulary is not None and (not _is_count(vocabulary) or vocabulary < 2):
         _refuse(config, f"vocabulary must be an int of 2 or more, or None; got {vocabulary!r}")
-    if facts["task"] == "next_token" and vocabulary is not None and vocabulary < classes:
+    if properties["task"] == "next_token" and vocabulary is not None and vocabulary < classes:
         _refuse(
             config,
             "vocabulary must be at least classes where the next token is predicted; got "
@@ -144,13 +146,13 @@ class _Check:
     """Checks one part on a few of its samples."""
 
     def __init__(
-        self, config: CustomData, part: str, dataset: Dataset, facts: dict[str, Any]
+        self, config: CustomData, part: str, dataset: Dataset, properties: dict[str, Any]
     ) -> None:
         self._config = config
         self._part = part
         self._dataset = dataset
-        self._facts = facts
-        spread = np.linspace(0, dataset.num_samples - 1, min(_CHECKED, dataset.num_samples))
+        self._properties = properties
+        spread = np.linspace(0, dataset.num_samples - 1, min(_CHECKED_SAMPLES, dataset.num_samples))
         self._indices = spread.astype(np.int64)
 
     def run(self) -> None:
@@ -163,19 +165,19 @@ class _Check:
         self._check_repetition(inputs, labels)
 
     def _check_counts(self) -> list[int]:
-        total = self._count(self._indices)
-        single = [self._count(self._indices[i : i + 1]) for i in range(len(self._indices))]
-        if total != sum(single):
+        batch_count = self._count(self._indices)
+        sample_counts = [self._count(self._indices[i : i + 1]) for i in range(len(self._indices))]
+        if batch_count != sum(sample_counts):
             self._breach(
                 "count_labels must add up over samples",
-                f"{total} for samples {self._indices.tolist()}, {single} for each of them",
+                f"{batch_count} for samples {self._indices.tolist()}, {sample_counts} one by one",
             )
-        if total == 0:
+        if batch_count == 0:
             self._breach(
                 "count_labels must be above 0 for a batch",
                 f"0 for samples {self._indices.tolist()}",
             )
-        return single
+        return sample_counts
 
     def _count(self, indices: Indices) -> int:
         count = self._dataset.count_labels(indices)
@@ -214,7 +216,7 @@ class _Check:
                 "that are not empty",
                 f"shapes {shapes}",
             )
-        length, features = self._config.sequence_length, self._facts["features"]
+        length, features = self._config.sequence_length, self._properties["features"]
         if length is not None and shapes[0][1:2] != (length,):
             self._breach(
                 f"batch must return inputs of sequence_length={length} tokens", f"{shapes[0]}"
@@ -230,7 +232,7 @@ class _Check:
     def _check_inputs(self, inputs: Tensor) -> None:
         import torch
 
-        task, vocabulary = self._facts["task"], self._facts["vocabulary"]
+        task, vocabulary = self._properties["task"], self._properties["vocabulary"]
         if inputs.dtype not in {torch.int32, torch.int64}:
             return
         if vocabulary is None:
@@ -247,34 +249,38 @@ class _Check:
     def _check_labels(self, labels: Tensor, counts: list[int]) -> None:
         import torch
 
-        if self._facts["task"] == "other":
+        if self._properties["task"] == "other":
             return
         if labels.dtype != torch.int64:
             self._breach("batch must return int64 labels for this task", str(labels.dtype))
-        classes, largest = self._facts["classes"], int(labels.max())
+        classes, largest = self._properties["classes"], int(labels.max())
         if classes and largest >= classes:
             self._breach(f"labels must be below classes={classes}", f"a label {largest}")
-        real = [int((sample != _IGNORED).sum()) for sample in labels]
-        if counts != real:
+        label_counts = [int((sample != IGNORED).sum()) for sample in labels]
+        if counts != label_counts:
             self._breach(
-                f"count_labels must be the number of labels that are not {_IGNORED}",
-                f"{counts} for samples {self._indices.tolist()}, whose batch has {real}",
+                f"count_labels must be the number of labels that are not {IGNORED}",
+                f"{counts} for samples {self._indices.tolist()}, whose batch has {label_counts}",
             )
 
     def _check_repetition(self, inputs: Tensor, labels: Tensor) -> None:
         import torch
 
-        again = self._batch(self._indices)
-        for name, one, other in (("inputs", inputs, again[0]), ("labels", labels, again[1])):
-            if one.dtype != other.dtype or not torch.equal(one, other):
+        repetition = self._batch(self._indices)
+        for name, before, after in zip(
+            ("inputs", "labels"), (inputs, labels), repetition, strict=True
+        ):
+            if before.dtype != after.dtype or not torch.equal(before, after):
                 self._breach(
                     "batch must return the same samples for the same indices, each time",
                     f"other {name} the second time",
                 )
-        alone = self._batch(self._indices[-1:])
-        for name, one, other in (("inputs", inputs, alone[0]), ("labels", labels, alone[1])):
-            # Padding to the longest of a batch may change the shape, and nothing else.
-            if one[-1:].shape == other.shape and not torch.equal(one[-1:], other):
+        single_batch = self._batch(self._indices[-1:])
+        for name, in_batch, sample_counts in zip(
+            ("inputs", "labels"), (inputs[-1:], labels[-1:]), single_batch, strict=True
+        ):
+            # Padding to the longest sample of a batch may change the shape.
+            if in_batch.shape == sample_counts.shape and not torch.equal(in_batch, sample_counts):
                 self._breach(
                     "a sample of batch must not depend on the others in it",
                     f"other {name} for sample {self._indices[-1]} alone",

@@ -10,13 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from batchscape.config import CustomData, Digits, Documents, ExternalData, RunConfig, TokenFiles
+from batchscape.config.data import IGNORED
 from batchscape.data.custom import make_custom
 from batchscape.data.store import load_array
 from batchscape.data.tokens import segments
 from batchscape.record.spec import DataIdentity
-
-IGNORED = -100
-"""Target that bears no loss: padding."""
 
 NO_TOKEN = -1
 """Input behind the end of a text with a class."""
@@ -50,7 +48,7 @@ class _Stream:
         self.num_samples = len(self._offsets)
 
     def _read(self, indices: Indices) -> NDArray[np.int64]:
-        """Return the stream from the beginnings of pieces on, beyond their ends where need be."""
+        """Return a window of the stream from the beginning of each piece, even beyond its end."""
         positions = self._offsets[indices, None] + self._window
         values: NDArray[np.int64] = self._stream[np.minimum(positions, len(self._stream) - 1)]
         return values.astype(np.int64)
@@ -67,7 +65,7 @@ class TextDataset(_Stream):
         self, folder: Path, part: Part, sequence_length: int, kind: Unit = "bytes"
     ) -> None:
         super().__init__(folder, part, sequence_length + 1, kind)
-        self._full = bool((self._lengths == sequence_length).all())
+        self._is_full = bool((self._lengths == sequence_length).all())
 
     def count_labels(self, indices: Indices) -> int:
         """Return the number of real (not padded) labels."""
@@ -76,12 +74,12 @@ class TextDataset(_Stream):
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and labels, each of shape (samples, sequence_length)."""
         values = self._read(indices)
-        if self._full:
+        if self._is_full:
             return _shifted(torch.from_numpy(values))
-        real = self._window <= self._lengths[indices, None]
-        tokens = torch.from_numpy(np.where(real, values, 0))
+        is_real = self._window <= self._lengths[indices, None]
+        tokens = torch.from_numpy(np.where(is_real, values, 0))
         labels = tokens[:, 1:].clone()
-        labels[torch.from_numpy(~real[:, 1:])] = IGNORED
+        labels[torch.from_numpy(~is_real[:, 1:])] = IGNORED
         return tokens[:, :-1].contiguous(), labels
 
 
@@ -104,8 +102,8 @@ class LabelledDataset(_Stream):
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return texts of shape (samples, sequence_length) and labels of shape (samples,)."""
-        real = self._window < self._lengths[indices, None]
-        texts = torch.from_numpy(np.where(real, self._read(indices), NO_TOKEN))
+        is_real = self._window < self._lengths[indices, None]
+        texts = torch.from_numpy(np.where(is_real, self._read(indices), NO_TOKEN))
         return texts, torch.from_numpy(self._labels[indices])
 
 

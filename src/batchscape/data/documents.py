@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchscape.config import Documents
-from batchscape.data.coding import ByteCoder, Coder, FolderCoder, tokenizer_hash
+from batchscape.data.coding import Coder, coder_of, tokenizer_hash
 from batchscape.data.fingerprints import file_sha256
 from batchscape.data.progress import reading
 from batchscape.data.records import Record, Records
@@ -43,12 +43,12 @@ def prepare_documents(config: Documents) -> DataIdentity:
         manifest["tokenizer"] = tokenizer_hash(config.tokenizer)
 
     def build() -> DataArrays:
-        coder = ByteCoder() if config.tokenizer is None else FolderCoder(config.tokenizer)
+        coder = coder_of(config.tokenizer)
         with reading("reading documents", total) as advance:
-            encoded = _Encoded(config, coder)
-            for several in records.batches(advance):
-                encoded.add(several)
-        return encoded.built()
+            encoded = _EncodedDocuments(config, coder)
+            for batch in records.batches(advance):
+                encoded.add(batch)
+        return encoded.build_arrays()
 
     stored = keep(config.name, manifest, build)
     vocabulary = stored.facts["vocabulary"]
@@ -58,7 +58,7 @@ def prepare_documents(config: Documents) -> DataIdentity:
 
 
 @dataclass
-class _Encoded:
+class _EncodedDocuments:
     """Documents as tokens, until they are dealt to the parts."""
 
     config: Documents
@@ -80,12 +80,12 @@ class _Encoded:
                 self.labels.append(record.label)
                 self.draws.append(draw(record.text))
 
-    def built(self) -> DataArrays:
+    def build_arrays(self) -> DataArrays:
         """Return the arrays of both parts."""
         if len(self.documents) < 2:
             msg = (
-                f"data.path={self.config.path}: documents with a text must be two or more, one for "
-                f"each part; found {len(self.documents)}"
+                f"data.path={self.config.path}: two or more documents with a text are needed, one "
+                f"for each part; found {len(self.documents)}"
             )
             raise ConfigError(msg)
         held_out = choose(np.array(self.draws), self.config.held_out_pct)
@@ -93,13 +93,13 @@ class _Encoded:
         labels = None
         if self.config.label_field is not None:
             facts["classes"] = self._classes()
-            number = {label: index for index, label in enumerate(facts["classes"])}
-            labels = np.array([number[label] for label in self.labels], dtype=np.int64)
+            class_numbers = {label: index for index, label in enumerate(facts["classes"])}
+            labels = np.array([class_numbers[label] for label in self.labels], dtype=np.int64)
         arrays: Arrays = {}
         samples = {}
         for part, is_chosen in (("train", ~held_out), ("held_out", held_out)):
-            chosen = np.flatnonzero(is_chosen)
-            documents = [self.documents[index] for index in chosen]
+            indices = np.flatnonzero(is_chosen)
+            documents = [self.documents[index] for index in indices]
             arrays |= cut(part, documents, self.config, self.coder)
             if labels is not None:
                 sizes = np.array([len(document) for document in documents], dtype=np.int64)
@@ -107,7 +107,7 @@ class _Encoded:
                 arrays |= {
                     f"{part}_offsets": np.cumsum(sizes) - sizes,
                     f"{part}_lengths": sizes,
-                    f"{part}_labels": labels[chosen],
+                    f"{part}_labels": labels[indices],
                 }
             samples[part] = len(arrays[f"{part}_offsets"])
         return DataArrays(arrays, samples, facts)

@@ -26,36 +26,36 @@ def cache_folder() -> Path:
 
 
 _SETTLED_S = 2.0
-"""A file that was modified within this time before the pass may be modified again without its time
-showing it: clocks of file systems are coarse (up to 2 s on FAT)."""
+"""A file that was modified this shortly before the pass may be modified once more without another
+time of modification: clocks of file systems are coarse (up to 2 s on FAT)."""
 
 
-def remembered(path: Path, kind: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the result of `find` on a file, from the cache while the file stays as it is."""
+def cached_result(path: Path, kind: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of `compute` on a file, from the cache while the file stays as it is."""
     path = path.resolve()
     name = hashlib.sha256(f"{path}\0{kind}".encode()).hexdigest()[:32]
-    memory = cache_folder() / "fingerprints" / f"{name}.json"
-    before: dict[str, Any] = {"path": str(path), **file_state(path)}
-    with suppress(RecordError):  # there is none yet, or it is torn: the pass writes it
-        entry = read_json(memory)
-        if entry.get("file") == before:
-            facts: dict[str, Any] = entry["found"]
-            return facts
+    cache_file = cache_folder() / "fingerprints" / f"{name}.json"
+    file_identity: dict[str, Any] = {"path": str(path), **file_state(path)}
+    with suppress(RecordError):  # there is no entry yet, or a torn one: the pass writes it
+        entry = read_json(cache_file)
+        if entry.get("file") == file_identity:
+            result: dict[str, Any] = entry["found"]
+            return result
     is_settled = file_age_s(path) > _SETTLED_S
-    facts = find()
-    if {"path": str(path), **file_state(path)} != before:
+    result = compute()
+    if {"path": str(path), **file_state(path)} != file_identity:
         msg = f"{path} was changed while it was read; start again when it is complete"
         raise ConfigError(msg)
     if is_settled:
-        with suppress(OSError):  # then it is found again the next time
-            write_json(memory, {"file": before, "kind": kind, "found": facts})
-    return facts
+        with suppress(OSError):  # without an entry the next command makes the pass again
+            write_json(cache_file, {"file": file_identity, "kind": kind, "found": result})
+    return result
 
 
 def file_sha256(path: Path, advance: Callable[[int], object] | None = None) -> str:
     """Return the SHA-256 of a file, as hexadecimal digits; each content is read once."""
 
-    def find() -> dict[str, Any]:
+    def compute() -> dict[str, Any]:
         digest = hashlib.sha256()
         with path.open("rb") as file:
             while block := file.read(1 << 24):
@@ -64,7 +64,7 @@ def file_sha256(path: Path, advance: Callable[[int], object] | None = None) -> s
                     advance(len(block))
         return {"sha256": digest.hexdigest()}
 
-    return str(remembered(path, "sha256", find)["sha256"])
+    return str(cached_result(path, "sha256", compute)["sha256"])
 
 
 def file_state(path: Path) -> dict[str, int]:

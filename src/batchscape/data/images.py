@@ -30,18 +30,22 @@ def prepare_digits(config: Digits) -> DataIdentity:
     table = _table()
     images = (table[:, :_PIXELS] / 16.0).astype(np.float32)
     labels = table[:, _PIXELS].astype(np.int64)
-    count = round(len(labels) * config.held_out_pct / 100)
+    held_out_count = round(len(labels) * config.held_out_pct / 100)
     content = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
 
     def build() -> DataArrays:
         held_out = np.zeros(len(labels), dtype=bool)
-        held_out[SampleOrder(len(labels), 0).indices(np.arange(count))] = True
+        held_out[SampleOrder(len(labels), 0).indices(np.arange(held_out_count))] = True
         arrays: dict[str, NDArray[Any]] = {}
-        for part, chosen in (("train", ~held_out), ("held_out", held_out)):
-            arrays |= {f"{part}_images": images[chosen], f"{part}_labels": labels[chosen]}
-        return DataArrays(arrays, {"train": len(labels) - count, "held_out": count})
+        for part, is_chosen in (("train", ~held_out), ("held_out", held_out)):
+            arrays |= {f"{part}_images": images[is_chosen], f"{part}_labels": labels[is_chosen]}
+        return DataArrays(
+            arrays, {"train": len(labels) - held_out_count, "held_out": held_out_count}
+        )
 
-    stored = keep(config.name, {"files": [("digits", content)], "held_out_images": count}, build)
+    stored = keep(
+        config.name, {"files": [("digits", content)], "held_out_images": held_out_count}, build
+    )
     return stored.identity("class", _CLASSES, features=_PIXELS)
 
 
@@ -50,6 +54,6 @@ def _table() -> NDArray[np.float64]:
     package = find_spec("sklearn")
     file = Path((package and package.origin) or "").parent / _FILE
     if not file.is_file():
-        msg = f"data=digits is read from {_FILE} of scikit-learn, which is not there: {file}"
+        msg = f"data=digits reads {_FILE} of scikit-learn, and there is no {file}"
         raise ConfigError(f"{msg}; pip install scikit-learn")
     return np.loadtxt(file, delimiter=",")

@@ -100,35 +100,39 @@ class SampleOrder:
             raise ConfigError(f"positions must be at least 0; given {positions.min()}")
         flat = positions.astype(np.uint64).ravel()
         epochs, slots = np.divmod(flat, np.uint64(self.num_samples))
-        permute = self._sorted if self.num_samples <= _SORTED_UP_TO else self._encrypted
+        permute = (
+            self._permute_by_sorting
+            if self.num_samples <= _SORTED_UP_TO
+            else self._permute_by_network
+        )
         return permute(epochs, slots).astype(np.int64).reshape(positions.shape)
 
     def _epoch_keys(self, epochs: Words) -> Words:
         return _word(_mix(np.array([self.seed], dtype=np.uint64)), epochs)
 
-    def _sorted(self, epochs: Words, slots: Words) -> Words:
-        distinct, row = np.unique(epochs, return_inverse=True)
+    def _permute_by_sorting(self, epochs: Words, slots: Words) -> Words:
+        distinct_epochs, row = np.unique(epochs, return_inverse=True)
         samples = np.arange(self.num_samples, dtype=np.uint64)
         indices = np.empty_like(slots)
         block = max(_BLOCK_WORDS // self.num_samples, 1)
-        for start in range(0, len(distinct), block):
-            keys = self._epoch_keys(distinct[start : start + block])
+        for start in range(0, len(distinct_epochs), block):
+            keys = self._epoch_keys(distinct_epochs[start : start + block])
             permutations = _word(keys[:, None], samples).argsort(axis=1, kind="stable")
-            here = (row >= start) & (row < start + block)
-            indices[here] = permutations[row[here] - start, slots[here]]
+            is_in_block = (row >= start) & (row < start + block)
+            indices[is_in_block] = permutations[row[is_in_block] - start, slots[is_in_block]]
         return indices
 
-    def _encrypted(self, epochs: Words, slots: Words) -> Words:
+    def _permute_by_network(self, epochs: Words, slots: Words) -> Words:
         if len(epochs) and (epochs == epochs[0]).all():
             epochs = epochs[:1]  # the round keys of one epoch serve all positions
         rounds = np.arange(_ROUNDS, dtype=np.uint64)[:, None]
         round_keys = _word(self._epoch_keys(epochs), rounds)
         indices = self._network(slots, round_keys)
-        (outside,) = np.nonzero(indices >= self.num_samples)
-        while outside.size:
-            keys = round_keys if len(epochs) == 1 else round_keys[:, outside]
-            indices[outside] = self._network(indices[outside], keys)
-            outside = outside[indices[outside] >= self.num_samples]
+        (too_large,) = np.nonzero(indices >= self.num_samples)
+        while too_large.size:
+            keys = round_keys if len(epochs) == 1 else round_keys[:, too_large]
+            indices[too_large] = self._network(indices[too_large], keys)
+            too_large = too_large[indices[too_large] >= self.num_samples]
         return indices
 
     def _network(self, values: Words, round_keys: Words) -> Words:

@@ -11,8 +11,8 @@ from typing import Any
 from batchscape.data.sources import visible_files
 from batchscape.errors import ConfigError
 
-_LINES = {".jsonl", ".ndjson", ".json"}
-_ROWS = 1024
+_JSON_SUFFIXES = {".jsonl", ".ndjson", ".json"}
+_BATCH_RECORDS = 1024
 """Records that are read at once."""
 
 
@@ -42,20 +42,17 @@ class Records:
 
     def batches(self, advance: Callable[[int], object]) -> Iterator[list[Record]]:
         """Yield the records, some at a time; `advance` takes the bytes of each file."""
+        fields = [field for field in (self._text_field, self._label_field) if field is not None]
         for file in self.files:
-            read = _READERS[".json" if file.suffix in _LINES else file.suffix]
+            read = _READERS[".json" if file.suffix in _JSON_SUFFIXES else file.suffix]
             number = 0
-            for rows in read(file, self._fields):
+            for rows in read(file, fields):
                 yield [
                     self._record(row, f"{file}, record {number + index}")
                     for index, row in enumerate(rows, start=1)
                 ]
                 number += len(rows)
             advance(file.stat().st_size)
-
-    @property
-    def _fields(self) -> list[str]:
-        return [field for field in (self._text_field, self._label_field) if field is not None]
 
     def _record(self, row: dict[str, Any], where: str) -> Record:
         for setting, field in (("text", self._text_field), ("label", self._label_field)):
@@ -84,7 +81,7 @@ class Records:
 
 
 def _files(root: Path, path: str) -> list[Path]:
-    if root.is_file() and (root.suffix in _LINES or root.suffix == ".parquet"):
+    if root.is_file() and (root.suffix in _JSON_SUFFIXES or root.suffix == ".parquet"):
         return [root]
     if (root / "dataset_dict.json").is_file():
         splits = sorted(inner.name for inner in root.iterdir() if inner.is_dir())
@@ -101,13 +98,14 @@ def _files(root: Path, path: str) -> list[Path]:
             raise ConfigError(msg)
         return [root / entry["filename"] for entry in state["_data_files"]]
     files = sorted(
-        (file for file in visible_files(root) if file.suffix in _LINES | {".parquet"}),
+        (file for file in visible_files(root) if file.suffix in _JSON_SUFFIXES | {".parquet"}),
         key=lambda file: file.relative_to(root).as_posix(),
     )
     if not files:
         msg = (
             f"data.path={path}: no documents there; give a file or a folder of files that end in "
-            f"one of {' '.join(sorted(_LINES))} .parquet, or a folder of Dataset.save_to_disk"
+            f"one of {' '.join(sorted(_JSON_SUFFIXES))} .parquet, or a folder of "
+            "Dataset.save_to_disk"
         )
         raise ConfigError(msg)
     return files
@@ -133,7 +131,7 @@ def _json_rows(file: Path, _fields: Sequence[str]) -> RowLists:
                 )
                 raise ConfigError(msg)
             rows.append(row)
-            if len(rows) == _ROWS:
+            if len(rows) == _BATCH_RECORDS:
                 yield rows
                 rows = []
     yield rows
@@ -146,9 +144,9 @@ def _parquet_rows(file: Path, fields: Sequence[str]) -> RowLists:
     try:
         with ParquetFile(file) as table:
             names = table.schema_arrow.names
-            # Where a field is missing all are read: the refusal in `_record` lists them.
+            # Without one of the fields all columns are read, for `_record` to list them.
             columns = list(fields) if set(fields) <= set(names) else names
-            for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
+            for batch in table.iter_batches(batch_size=_BATCH_RECORDS, columns=columns):
                 yield batch.to_pylist()
     except (pyarrow.ArrowInvalid, OSError) as error:
         msg = f"{file} cannot be read as Parquet: {error}"
@@ -165,8 +163,8 @@ def _arrow_rows(file: Path, fields: Sequence[str]) -> RowLists:
                 chosen = (
                     batch.select(present_fields) if len(present_fields) == len(fields) else batch
                 )
-                for start in range(0, len(chosen), _ROWS):
-                    yield chosen.slice(start, _ROWS).to_pylist()
+                for start in range(0, len(chosen), _BATCH_RECORDS):
+                    yield chosen.slice(start, _BATCH_RECORDS).to_pylist()
     except (pyarrow.ArrowInvalid, OSError) as error:
         msg = f"{file} cannot be read as Arrow: {error}"
         raise ConfigError(msg) from None

@@ -17,21 +17,22 @@ from batchscape.record.folder import SweepFolder
 
 
 def draw(content: bytes) -> float:
-    """Return a number uniform in [0, 1) from the hash of an item's name."""
+    """Return a number uniform in [0, 1), the hash of an item."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
 
 
 def choose(draws: NDArray[np.float64], held_out_pct: float) -> NDArray[np.bool_]:
     """Choose the items to hold out, so that one more item moves no other."""
-    chosen = 100 * draws < held_out_pct
-    if not chosen.any():
-        chosen[np.argmin(draws)] = True
-    if chosen.all():
-        chosen[np.argmax(draws)] = False
-    return chosen
+    is_held_out = 100 * draws < held_out_pct
+    # Each part needs an item.
+    if not is_held_out.any():
+        is_held_out[np.argmin(draws)] = True
+    if is_held_out.all():
+        is_held_out[np.argmax(draws)] = False
+    return is_held_out
 
 
-_NOT_LIBRARY = {
+_SKIPPED_FOLDERS = {
     *("site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib"),
     # Generated tables and one large text: in a part of few files they would outweigh the source.
     *("encodings", "pydoc_data"),
@@ -44,9 +45,9 @@ def text_sources(config: TextFiles) -> Iterator[tuple[str, bytes, str]]:
     if config.path is None:
         root = Path(sysconfig.get_path("stdlib"))
         paths = []
-        # What is left out is not walked: installed packages are many times the library.
-        for folder, inner, files in os.walk(root):
-            inner[:] = [name for name in inner if name not in _NOT_LIBRARY]
+        # Skipped folders are not walked: installed packages are many times the library.
+        for folder, subfolders, files in os.walk(root):
+            subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
             paths += [Path(folder, name) for name in files if name.endswith(".py")]
         if not paths:
             msg = f"data=stdlib: no Python source in {root}; use data=text data.path=..."
@@ -82,7 +83,7 @@ def text_sources(config: TextFiles) -> Iterator[tuple[str, bytes, str]]:
 def visible_files(root: Path) -> Iterator[Path]:
     """Find the files below a folder, but nothing hidden and no sweep folder.
 
-    Else a sweep below the folder would change the data, hence all identities, of the next one.
+    A sweep folder among the data would change them, and so the names of the next sweep's runs.
     """
     for name, folders, files in os.walk(root):
         folder = Path(name)

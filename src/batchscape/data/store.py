@@ -41,7 +41,7 @@ class DataArrays:
     samples: Mapping[str, int]
     """In each part."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else is known once the source was read, such as the size of a vocabulary."""
+    """What else the source shows, such as the size of a vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -83,24 +83,24 @@ def manifest_hash(manifest: Mapping[str, Any]) -> str:
 
 def keep(name: str, manifest: Mapping[str, Any], build: Callable[[], DataArrays]) -> StoredData:
     """Return the prepared data of a manifest; build them where they are not there, or damaged."""
-    digits = manifest_hash(manifest)
-    folder = cache_folder() / f"{name}-{digits}"
+    digest = manifest_hash(manifest)
+    folder = cache_folder() / f"{name}-{digest}"
     content = _read_verified(folder)
     if content is None:
         content = _store(name, folder, manifest, build())
     samples = content["samples"]
-    return StoredData(digits, str(folder), samples["train"], samples["held_out"], content["facts"])
+    return StoredData(digest, str(folder), samples["train"], samples["held_out"], content["facts"])
 
 
 def load_array(folder: Path, name: str) -> NDArray[Any]:
     """Map an array of prepared data into memory."""
     path = folder / f"{name}.npy"
     try:
-        mapped: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         msg = f"the prepared data {path} cannot be read ({error}); the same command makes it anew"
         raise RecordError(msg) from None
-    return mapped
+    return array
 
 
 def _read_verified(folder: Path) -> dict[str, Any] | None:
@@ -116,11 +116,11 @@ def _read_verified(folder: Path) -> dict[str, Any] | None:
 
 
 def _store(
-    name: str, folder: Path, manifest: Mapping[str, Any], built: DataArrays
+    name: str, folder: Path, manifest: Mapping[str, Any], data: DataArrays
 ) -> dict[str, Any]:
     """Write the arrays into a folder that appears at once."""
     for part in PARTS:
-        if built.samples[part] == 0:
+        if data.samples[part] == 0:
             msg = (
                 f"data={name}: the {part} part holds no sample; give more data, another "
                 "data.held_out_pct, or a smaller data.sequence_length where there is one"
@@ -129,8 +129,8 @@ def _store(
     content = {
         **manifest,
         "format": _FORMAT,
-        "samples": dict(built.samples),
-        "facts": dict(built.facts),
+        "samples": dict(data.samples),
+        "facts": dict(data.facts),
     }
     if folder.is_dir():
         shutil.rmtree(folder)
@@ -139,12 +139,12 @@ def _store(
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
             arrays = Path(temporary) / "arrays"
             arrays.mkdir()
-            for array_name, array in built.arrays.items():
+            for array_name, array in data.arrays.items():
                 np.save(arrays / f"{array_name}.npy", array, allow_pickle=False)
             files = sorted(path.name for path in arrays.iterdir())
             content["arrays"] = {file: sha256_of(arrays / file) for file in files}
             write_json(arrays / "manifest.json", content)
-            with suppress(FileExistsError):  # another launcher was faster, with the same content
+            with suppress(FileExistsError):  # another launcher has just written the same content
                 arrays.rename(folder)
     except OSError as error:
         if not (folder / "manifest.json").exists():

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchscape.config import Documents, TextFiles
-from batchscape.data.coding import ByteCoder, Coder, FolderCoder, tokenizer_hash
+from batchscape.data.coding import Coder, coder_of, tokenizer_hash
 from batchscape.data.progress import reading
 from batchscape.data.sources import text_sources
 from batchscape.data.store import PARTS, Arrays, DataArrays, keep
@@ -32,7 +32,7 @@ def split_documents(sizes: NDArray[np.int64], sequence_length: int) -> Split:
 
     Every token of a document but its first is the label of exactly one sample.
     """
-    return _pieces(np.cumsum(sizes) - sizes, sizes - 1, sequence_length)
+    return _cut_pieces(np.cumsum(sizes) - sizes, sizes - 1, sequence_length)
 
 
 def split_blocks(stream: NDArray[np.uint8], sequence_length: int) -> Split:
@@ -42,15 +42,18 @@ def split_blocks(stream: NDArray[np.uint8], sequence_length: int) -> Split:
     blank = np.flatnonzero(newline[1:] & newline[:-1]) + 1
     edges = np.concatenate(([-1], blank, [len(stream)]))
     starts, ends = edges[:-1] + 1, edges[1:]
-    return _pieces(starts, ends - starts - 1, sequence_length)
+    return _cut_pieces(starts, ends - starts - 1, sequence_length)
 
 
-def _pieces(starts: NDArray[np.int64], labels: NDArray[np.int64], sequence_length: int) -> Split:
+def _cut_pieces(
+    starts: NDArray[np.int64], labels: NDArray[np.int64], sequence_length: int
+) -> Split:
     starts, labels = starts[labels >= 1], labels[labels >= 1]
-    pieces = -(-labels // sequence_length)
-    piece = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    offsets = np.repeat(starts, pieces) + piece * sequence_length
-    lengths = np.minimum(sequence_length, np.repeat(labels, pieces) - piece * sequence_length)
+    counts = -(-labels // sequence_length)
+    # Number of each piece within its document, from 0.
+    piece = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    offsets = np.repeat(starts, counts) + piece * sequence_length
+    lengths = np.minimum(sequence_length, np.repeat(labels, counts) - piece * sequence_length)
     return offsets.astype(np.int64), lengths.astype(np.int64)
 
 
@@ -70,28 +73,23 @@ def prepare_text(config: TextFiles) -> DataIdentity:
         manifest["tokenizer"] = tokenizer_hash(config.tokenizer)
 
     def build() -> DataArrays:
-        coder = ByteCoder() if config.tokenizer is None else FolderCoder(config.tokenizer)
-        arrays = _encode_parts(parts, config, coder)
+        coder = coder_of(config.tokenizer)
+        arrays: Arrays = {}
+        total = sum(len(content) for contents in parts.values() for content in contents)
+        with reading("reading text", total) as advance:
+            for part, contents in parts.items():
+                # A padded sample is a block between blank lines.
+                texts = iter(contents) if config.layout == "packed" else _blocks(contents)
+                encoded: list[NDArray[Any]] = []
+                while batch := list(islice(texts, 256)):
+                    encoded += coder.encode(batch)
+                    advance(sum(map(len, batch)))
+                arrays |= cut(part, encoded, config, coder)
         samples = {part: len(arrays[f"{part}_offsets"]) for part in PARTS}
         return DataArrays(arrays, samples, {"vocabulary": coder.vocabulary})
 
     stored = keep(config.name, manifest, build)
     return stored.identity("next_token", stored.facts["vocabulary"])
-
-
-def _encode_parts(parts: dict[str, list[bytes]], config: TextFiles, coder: Coder) -> Arrays:
-    """Encode files, or where they are padded their blocks between blank lines, one by one."""
-    arrays: Arrays = {}
-    total = sum(len(content) for contents in parts.values() for content in contents)
-    with reading("reading text", total) as advance:
-        for part, contents in parts.items():
-            texts = iter(contents) if config.layout == "packed" else _blocks(contents)
-            encoded: list[NDArray[Any]] = []
-            while several := list(islice(texts, 256)):
-                encoded += coder.encode(several)
-                advance(sum(map(len, several)))
-            arrays |= cut(part, encoded, config, coder)
-    return arrays
 
 
 def cut(
@@ -114,8 +112,8 @@ def cut(
 
 def _join(tokens: Sequence[NDArray[Any]], separator: NDArray[Any]) -> NDArray[Any]:
     """Return tokens one after the other, with a separator between each two."""
-    joined = [part for one in tokens for part in (separator, one)]
-    return np.concatenate(joined[1:]) if joined else separator[:0]
+    arrays = [array for piece in tokens for array in (separator, piece)]
+    return np.concatenate(arrays[1:]) if arrays else separator[:0]
 
 
 def _blocks(contents: Sequence[bytes]) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchscape.data.fingerprints import remembered
+from batchscape.data.fingerprints import cached_result
 from batchscape.errors import ConfigError
 
 _BLOCK = 1 << 24
@@ -37,7 +37,7 @@ _LITGPT_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: 
 _LLMC_BYTES = 256 * 4
 _LLMC_DTYPES = {20240520: "uint16", 20240801: "uint32"}
 
-_OTHERS = {
+_OTHER_FORMATS = {
     b"\x93NUMPY": "an array of numpy.save; write it with array.astype('uint16').tofile(path)",
     b"MMIDIDX": "an index of Megatron",
     b"\x1f\x8b": "compressed with gzip; decompress it",
@@ -47,12 +47,12 @@ _OTHERS = {
 
 _WRITE = "Write the tokens with array.astype('uint16').tofile(path), or as uint32"
 
-_JUDGED = 1024
-"""Tokens that a guess about a wrong type needs at least."""
+_JUDGED_TOKENS = 1024
+"""Tokens needed at least to judge that they have another type."""
 _JUDGED_ZEROS = 128
-"""The same where the guess is that parts of the tokens are all 0."""
+"""Tokens needed at least to judge that the upper part of each is 0."""
 NO_VOCABULARY = 2**20
-"""Larger than vocabularies are: tokens above it are two 16-bit ones, read as one."""
+"""No vocabulary is as large: a larger token is two of 16 bits, read as one of 32."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,11 @@ class ScannedFile:
     smallest: int
     largest: int
     merged: int
-    """How many of them look like one token of a wider type, judged by the first block; 1: each is
-    one."""
+    """How many numbers make up a token, judged by the first block; above 1 the type is wider."""
 
 
 def recognise(path: Path) -> TokenFile:
-    """Read the header of a file, where it has one, or judge the type of the tokens by its begin."""
+    """Read the header of a file; without one, judge the type of its tokens by the first block."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_LLMC_BYTES)
@@ -97,19 +96,19 @@ def recognise(path: Path) -> TokenFile:
             index = json.loads(path.with_name("index.json").read_bytes())
     if isinstance(index, dict) and "chunks" in index:
         msg = (
-            f"{path} is a chunk of litdata, which the index.json beside it lists; its layout is "
+            f"{path} is a chunk of litdata, as the index.json beside it says, and this layout is "
             f"not read. {_WRITE}"
         )
         raise ConfigError(msg)
-    for magic, what in _OTHERS.items():
+    for magic, format_name in _OTHER_FORMATS.items():
         if head.startswith(magic):
-            msg = f"{path} holds no tokens as they are: it is {what}"
+            msg = f"{path} does not hold plain tokens: it is {format_name}"
             raise ConfigError(msg)
     if head.startswith(_LITGPT_MAGIC):
-        return _litgpt(path, head, size)
+        return _read_litgpt_header(path, head, size)
     if len(head) >= 12 and int.from_bytes(head[:4], "little") in _LLMC_DTYPES:
         magic, _, tokens = struct.unpack_from("<3i", head)
-        return _with_header(path, _LLMC_DTYPES[magic], _LLMC_BYTES, tokens, size)
+        return _check_size(path, _LLMC_DTYPES[magic], _LLMC_BYTES, tokens, size)
     if size % 2 or size == 0:
         msg = (
             f"{path} has {size} bytes, which is not a whole number of uint16 tokens of 2 bytes "
@@ -117,19 +116,19 @@ def recognise(path: Path) -> TokenFile:
         )
         raise ConfigError(msg)
     begin = np.fromfile(path, "<u2", _BLOCK // 2)
-    width = 4 if size % 4 == 0 and _merged(begin) == 2 else 2
+    width = 4 if size % 4 == 0 and _numbers_per_token(begin) == 2 else 2
     dtype = "uint16" if width == 2 else "uint32"
     return TokenFile(path, dtype, 0, size // width, raw=True)
 
 
 def scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
-    """Hash a file and find its tokens' range, in one pass that is remembered."""
+    """Hash a file and find its tokens' range, in one pass whose result is cached."""
 
     def find() -> dict[str, Any]:
         return asdict(_scan_blocks(file, advance))
 
     kind = f"tokens {file.dtype} from {file.offset}"
-    scanned = ScannedFile(**remembered(file.path, kind, find))
+    scanned = ScannedFile(**cached_result(file.path, kind, find))
     if scanned.smallest < 0:
         msg = f"{file.path} holds the token {scanned.smallest}; tokens are 0 or above"
         raise ConfigError(msg)
@@ -142,7 +141,7 @@ def scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
     return scanned
 
 
-def _litgpt(path: Path, head: bytes, size: int) -> TokenFile:
+def _read_litgpt_header(path: Path, head: bytes, size: int) -> TokenFile:
     if len(head) < _LITGPT_HEADER.size:
         msg = f"{path} ends within its LitGPT header; it is not complete"
         raise ConfigError(msg)
@@ -153,10 +152,10 @@ def _litgpt(path: Path, head: bytes, size: int) -> TokenFile:
             f"version 1 and the codes of integers, {', '.join(map(str, _LITGPT_DTYPES))}"
         )
         raise ConfigError(msg)
-    return _with_header(path, _LITGPT_DTYPES[code], _LITGPT_HEADER.size, tokens, size)
+    return _check_size(path, _LITGPT_DTYPES[code], _LITGPT_HEADER.size, tokens, size)
 
 
-def _with_header(path: Path, dtype: str, offset: int, tokens: int, size: int) -> TokenFile:
+def _check_size(path: Path, dtype: str, offset: int, tokens: int, size: int) -> TokenFile:
     expected_bytes = offset + tokens * np.dtype(dtype).itemsize
     if tokens < 1 or size != expected_bytes:
         msg = (
@@ -179,25 +178,25 @@ def _scan_blocks(file: TokenFile, advance: Callable[[int], object]) -> ScannedFi
             tokens = np.frombuffer(block, dtype=dtype)
             smallest = min(smallest, int(tokens.min()))
             largest = max(largest, int(tokens.max()))
-            merged = _merged(tokens) if merged is None else merged
+            merged = _numbers_per_token(tokens) if merged is None else merged
             advance(len(block))
     return ScannedFile(digest.hexdigest(), smallest, largest, merged or 1)
 
 
-def _merged(tokens: NDArray[Any]) -> int:
+def _numbers_per_token(tokens: NDArray[Any]) -> int:
     """Return how many numbers make up a token, judged by upper parts that are 0.
 
     Of a vocabulary up to 2**20 the upper 16 bits are below 16.
     """
     if len(tokens) < _JUDGED_ZEROS or not tokens[::2].any():
         return 1
-    most = NO_VOCABULARY >> 16
+    upper_limit = NO_VOCABULARY >> 16
     if tokens.dtype.itemsize == 4:
         return 1 if tokens[1::2].any() else 2
     if tokens.dtype.itemsize != 2:
         return 1
-    if not (tokens[2::4].any() or tokens[3::4].any()) and int(tokens[1::4].max()) < most:
+    if not (tokens[2::4].any() or tokens[3::4].any()) and int(tokens[1::4].max()) < upper_limit:
         return 4
     upper = int(tokens[1::2].max())
-    pairs = len(tokens) >= _JUDGED and upper < most <= int(tokens[::2].max())
+    pairs = len(tokens) >= _JUDGED_TOKENS and upper < upper_limit <= int(tokens[::2].max())
     return 2 if upper == 0 or pairs else 1

@@ -17,9 +17,9 @@ from batchscape.record.spec import DataIdentity
 
 _LISTING = "files.json"
 
-_IN_16_BITS = 1 << 16
-_UNLIKELY = {"uint16": 65_000, "uint32": NO_VOCABULARY}
-"""Largest tokens from here on fill the type, as those of another one do that are read as it."""
+_UINT16_TOKENS = 1 << 16
+_UNLIKELY_TOKENS = {"uint16": 65_000, "uint32": NO_VOCABULARY}
+"""Tokens this large are unlikely in their type: probably they are numbers of another type."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +46,29 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
     if config.held_out_path is not None:
         files["held_out"] = _token_files("held_out_path", config.held_out_path)
     files = _unify_types(files, config.vocabulary_size)
-    everything = [file for several in files.values() for file in several]
-    with reading("hashing", sum(file.path.stat().st_size for file in everything)) as advance:
-        scanned = {file: scan(file, advance) for file in everything}
+    all_files = [file for part_files in files.values() for file in part_files]
+    with reading("hashing", sum(file.path.stat().st_size for file in all_files)) as advance:
+        scans = {file: scan(file, advance) for file in all_files}
     if config.held_out_path is not None:
-        _refuse_copies(files, scanned)
-    fullest = max(everything, key=lambda file: scanned[file].largest)
-    largest = scanned[fullest].largest
-    _refuse_other_types(everything, scanned, config.vocabulary_size)
+        _refuse_copies(files, scans)
+    file_of_largest = max(all_files, key=lambda file: scans[file].largest)
+    largest = scans[file_of_largest].largest
+    _refuse_other_types(all_files, scans, config.vocabulary_size)
     vocabulary = config.vocabulary_size or largest + 1
     if largest >= vocabulary:
         msg = (
-            f"data.vocabulary_size must be above every token; given {vocabulary}, {fullest.path} "
-            f"holds {largest}"
+            f"data.vocabulary_size must be above every token; given {vocabulary}, "
+            f"{file_of_largest.path} holds {largest}"
         )
         raise ConfigError(msg)
-    split = None if config.held_out_path is not None else config.held_out_pct
+    held_out_pct = None if config.held_out_path is not None else config.held_out_pct
     manifest = {
-        "files": [
-            (part, scanned[file].sha256, file.dtype) for part in files for file in files[part]
-        ],
+        "files": [(part, scans[file].sha256, file.dtype) for part in files for file in files[part]],
         "sequence_length": config.sequence_length,
-        "held_out_pct": split,
+        "held_out_pct": held_out_pct,
         "vocabulary_size": vocabulary,
     }
-    parts = _segments(files, split)
+    parts = _segments(files, held_out_pct)
     samples = {
         part: sum(segment.samples(config.sequence_length) for segment in parts[part])
         for part in PARTS
@@ -84,10 +82,10 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
                 f"{config.sequence_length + 1} are needed"
             )
             raise ConfigError(msg)
-    digits = manifest_hash(manifest)
+    digest = manifest_hash(manifest)
     return DataIdentity(
-        manifest_hash=digits,
-        folder=str(_write_listing(digits, parts)),
+        manifest_hash=digest,
+        folder=str(_write_listing(digest, parts)),
         train_samples=samples["train"],
         held_out_samples=samples["held_out"],
         classes=vocabulary,
@@ -119,11 +117,11 @@ def _token_files(setting: str, path: str) -> list[TokenFile]:
         return [recognise(root)]
     folder, pattern = (root, "*.bin") if root.is_dir() else (root.parent, root.name)
     shards = sorted(folder.glob(pattern))
-    # A pipe or a device has no end, and a link that leads nowhere is a shard that is missing.
-    strange = [shard for shard in shards if not shard.is_file()]
-    if strange:
+    # A pipe or a device has no end, and a dangling link is a missing shard.
+    non_files = [shard for shard in shards if not shard.is_file()]
+    if non_files:
         msg = (
-            f"data.{setting}={path} cannot be read: {strange[0]} is no file (but a folder, a "
+            f"data.{setting}={path} cannot be read: {non_files[0]} is not a file (but a folder, a "
             "pipe, a device or a link to nothing); remove it, or put the file there"
         )
         raise ConfigError(msg)
@@ -136,15 +134,13 @@ def _token_files(setting: str, path: str) -> list[TokenFile]:
     return [recognise(shard) for shard in shards]
 
 
-def _refuse_copies(
-    files: dict[str, list[TokenFile]], scanned: dict[TokenFile, ScannedFile]
-) -> None:
-    train = {scanned[file].sha256: file.path for file in files["train"]}
+def _refuse_copies(files: dict[str, list[TokenFile]], scans: dict[TokenFile, ScannedFile]) -> None:
+    train = {scans[file].sha256: file.path for file in files["train"]}
     for file in files["held_out"]:
-        if (copied := train.get(scanned[file].sha256)) is not None:
+        if (train_path := train.get(scans[file].sha256)) is not None:
             msg = (
-                "data.held_out_path must hold other files than data.path; of the same content are "
-                f"{file.path} and {copied}"
+                "data.held_out_path must hold other files than data.path; the same content is in "
+                f"{file.path} and {train_path}"
             )
             raise ConfigError(msg)
 
@@ -152,20 +148,22 @@ def _refuse_copies(
 def _unify_types(
     files: dict[str, list[TokenFile]], vocabulary_size: int | None
 ) -> dict[str, list[TokenFile]]:
-    """Read raw files as uint32 where one of them is: a short one alone does not tell.
+    """Read all raw files as uint32 where one of them is, or where the vocabulary needs it.
 
-    So does a vocabulary that uint16 does not hold.
+    A short file does not show its type by itself.
     """
-    raw = [file for several in files.values() for file in several if file.raw]
-    wide = [file for file in raw if file.dtype == "uint32"]
-    is_large = vocabulary_size is not None and vocabulary_size > _IN_16_BITS
-    if not wide and not is_large:
+    raw = [file for part_files in files.values() for file in part_files if file.raw]
+    uint32_files = [file for file in raw if file.dtype == "uint32"]
+    is_large = vocabulary_size is not None and vocabulary_size > _UINT16_TOKENS
+    if not uint32_files and not is_large:
         return files
-    if odd := [file for file in raw if file.path.stat().st_size % 4]:
-        because = f"data.vocabulary_size={vocabulary_size}" if is_large else f"{wide[0].path}"
+    if unaligned := [file for file in raw if file.path.stat().st_size % 4]:
+        reason = (
+            f"data.vocabulary_size={vocabulary_size}" if is_large else f"{uint32_files[0].path}"
+        )
         msg = (
-            f"raw tokens must be of one type: {because} asks for uint32, and {odd[0].path} is no "
-            "whole number of these; write all with array.astype('uint32').tofile(path)"
+            f"raw tokens must be of one type: {reason} needs uint32, and {unaligned[0].path} holds "
+            "no whole number of these; write all with array.astype('uint32').tofile(path)"
         )
         raise ConfigError(msg)
 
@@ -174,40 +172,42 @@ def _unify_types(
             return file
         return replace(file, dtype="uint32", tokens=file.tokens // 2)
 
-    return {part: [widen(file) for file in several] for part, several in files.items()}
+    return {part: [widen(file) for file in part_files] for part, part_files in files.items()}
 
 
 def _refuse_other_types(
-    files: list[TokenFile], scanned: dict[TokenFile, ScannedFile], vocabulary_size: int | None
+    files: list[TokenFile], scans: dict[TokenFile, ScannedFile], vocabulary_size: int | None
 ) -> None:
     """Refuse raw files whose values are unlikely for the type that they are read as."""
     if vocabulary_size is not None:
         return
     for file in files:
-        largest = scanned[file].largest
-        if file.raw and largest >= _UNLIKELY[file.dtype]:
+        largest = scans[file].largest
+        if file.raw and largest >= _UNLIKELY_TOKENS[file.dtype]:
             msg = (
-                f"{file.path} holds the token {largest}, read as {file.dtype}; tokens of another "
-                "type than those of other files, floats and big-endian numbers read so too. If "
-                "these are tokens, give data.vocabulary_size, above all of them; else write all "
-                "files as little-endian uint16, or all as uint32"
+                f"{file.path}, read as {file.dtype}, holds the token {largest}, which is large for "
+                "a vocabulary: the file may hold floats, big-endian numbers or tokens of another "
+                "type. If these are tokens, give data.vocabulary_size, above all of them; else "
+                "write all files as little-endian uint16, or all as uint32"
             )
             raise ConfigError(msg)
 
 
-def _segments(files: dict[str, list[TokenFile]], split: float | None) -> dict[str, list[Segment]]:
-    if split is None:
+def _segments(
+    files: dict[str, list[TokenFile]], held_out_pct: float | None
+) -> dict[str, list[Segment]]:
+    if held_out_pct is None:
         return {part: [Segment(f, 0, f.tokens) for f in files[part]] for part in PARTS}
     parts: dict[str, list[Segment]] = {part: [] for part in PARTS}
     for file in files["train"]:
-        cut = file.tokens - round(file.tokens * split / 100)
+        boundary = file.tokens - round(file.tokens * held_out_pct / 100)
         # The last label before the cut is token cut - 1, the first one after it is cut + 1.
-        parts["train"].append(Segment(file, 0, cut))
-        parts["held_out"].append(Segment(file, cut, file.tokens))
+        parts["train"].append(Segment(file, 0, boundary))
+        parts["held_out"].append(Segment(file, boundary, file.tokens))
     return parts
 
 
-def _write_listing(digits: str, parts: dict[str, list[Segment]]) -> Path:
+def _write_listing(digest: str, parts: dict[str, list[Segment]]) -> Path:
     """Write where the files lie; another copy of the same content has a listing of its own."""
     listing: dict[str, Any] = {
         part: [
@@ -222,7 +222,7 @@ def _write_listing(digits: str, parts: dict[str, list[Segment]]) -> Path:
         for part in PARTS
     }
     places = manifest_hash({part: [str(s.file.path) for s in parts[part]] for part in PARTS})
-    folder = cache_folder() / f"tokens-{digits}-{places[:8]}"
+    folder = cache_folder() / f"tokens-{digest}-{places[:8]}"
     try:
         write_json(folder / _LISTING, listing)
     except OSError as error:

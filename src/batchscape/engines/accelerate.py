@@ -24,9 +24,9 @@ from batchscape.record.heartbeat import Phase, beat
 _MIXED_PRECISION = {"bfloat16": "bf16", "float16": "fp16"}
 """Accelerate's names; it leaves other precisions to the model."""
 
-_LAUNCHERS = ("ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_", "MV2_COMM_", "MPI_LOCAL")
-"""Of the variables from which accelerate takes settings, or ranks before those of torchrun."""
-_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_LAUNCHER_PREFIXES = ("ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_", "MV2_COMM_", "MPI_LOCAL")
+"""Prefixes of variables that accelerate reads settings, or ranks in place of torchrun's, from."""
+_RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class AccelerateEngine(ReplicatedEngine):
@@ -44,17 +44,17 @@ class AccelerateEngine(ReplicatedEngine):
         precision: str,
         geometry: BatchGeometry,
     ) -> None:
-        if config.compile:
-            module.compile(dynamic=False)
-        super().__init__(module, optimizer, precision)
+        super().__init__(module, config, optimizer, precision)
         if precision == "float16" and self._device_type == "cpu":
             msg = (
-                "engine.precision=float16 is not for engine=accelerate on a CPU: accelerate drops "
-                "it there and trains in float32; use bfloat16 or float32, or engine=ddp"
+                "engine=accelerate cannot train with engine.precision=float16 on a CPU: accelerate "
+                "would train in float32 there; use bfloat16 or float32, or engine=ddp"
             )
             raise ConfigError(msg)
         _forget_states()
-        with environment(_rank_variables(self._one.device), without=_LAUNCHERS + _RANKS):
+        with environment(
+            _rank_variables(self._one.device), without=_LAUNCHER_PREFIXES + _RANK_NAMES
+        ):
             self._accelerator = Accelerator(
                 mixed_precision=_MIXED_PRECISION.get(precision, "no"),
                 cpu=self._device_type == "cpu",
@@ -74,11 +74,11 @@ class AccelerateEngine(ReplicatedEngine):
         divisor = accelerator.gradient_accumulation_steps
         self._begin_micro_step(inputs, labels)
         if last:
-            # Accelerate counts micro-steps and exchanges in every `divisor`th. A step that
-            # rehearses has fewer, one that samples the noise may have more.
+            # Accelerate exchanges in every `divisor`th micro-step that it counts. A rehearsed step
+            # has fewer, and a step that samples the noise may have more.
             accelerator.step = divisor - 1
-        apart = nullcontext() if last else accelerator.no_sync(self._prepared)
-        with apart, accelerator.accumulate(self._prepared):
+        exchange_context = nullcontext() if last else accelerator.no_sync(self._prepared)
+        with exchange_context, accelerator.accumulate(self._prepared):
             loss: Tensor = self._prepared(inputs, labels)[0]
             weighted = self._reaching_all(loss * (weight * divisor), last=last)
             beat(Phase.BACKWARD)
@@ -120,15 +120,14 @@ class AccelerateEngine(ReplicatedEngine):
 def _rank_variables(device: torch.device) -> dict[str, str]:
     """Return the variables that tell accelerate of the process group.
 
-    It takes over a group that exists, but looks here for whether there is one, and trains alone
-    where nothing says so.
+    Accelerate learns from them whether there is a group to join, and trains alone without them.
     """
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # else it sets a number of its own
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # else accelerate sets it
     if not dist.is_initialized():
         return threads
     rank, size = dist.get_rank(), dist.get_world_size()
     local_rank = rank if device.index is None else device.index
-    ranks = zip(_RANKS, (rank, size, local_rank, size), strict=True)
+    ranks = zip(_RANK_NAMES, (rank, size, local_rank, size), strict=True)
     return threads | {"MASTER_ADDR": "localhost"} | {name: str(value) for name, value in ranks}
 
 

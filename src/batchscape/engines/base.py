@@ -136,7 +136,7 @@ class Engine(Protocol):
         """
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
 
     def close(self) -> None:
         """Drop the wrapped model, so that the process group can be ended."""

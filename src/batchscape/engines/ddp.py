@@ -26,11 +26,7 @@ class DdpEngine(ReplicatedEngine):
         precision: str,
         geometry: BatchGeometry,
     ) -> None:
-        if config.compile:
-            # Micro-steps have few sizes (those of the stages, and parts of one where the noise is
-            # sampled), each worth code of its own: one code for all would be slower in every step.
-            module.compile(dynamic=False)
-        super().__init__(module, optimizer, precision)
+        super().__init__(module, config, optimizer, precision)
         if geometry.data_parallel_size > 1:
             wrapped = DistributedDataParallel(module, gradient_as_bucket_view=True)
             self._exchange_through(wrapped)

@@ -19,8 +19,8 @@ def check_reported(name: str, reported: Reported, geometry: BatchGeometry) -> No
     ]
     if differences:
         msg = (
-            f"engine={name} has another geometry than the run, which would train another global "
-            f"batch: {'; '.join(differences)}"
+            f"engine={name} reports another geometry than that of the run, so it would train "
+            f"another global batch: {'; '.join(differences)}"
         )
         raise BatchscapeError(msg)
 

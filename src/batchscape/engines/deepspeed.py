@@ -11,11 +11,16 @@ from torch import Tensor, nn
 
 from batchscape.config import DeepSpeed, Optimizer
 from batchscape.engines.base import Reported
-from batchscape.engines.buffers import follow_first_rank
 from batchscape.engines.deepspeed_setup import deepspeed_on
+from batchscape.engines.distributed import follow_first_rank
 from batchscape.engines.optimizers import build_optimizer, clip_gradients, set_hyperparameters
-from batchscape.engines.zero_exchange import Arrivals, bytes_of_exchange, observed
-from batchscape.engines.zero_state import gather_state, restore_state
+from batchscape.engines.zero import (
+    Arrivals,
+    bytes_of_exchange,
+    gather_state,
+    observed,
+    restore_state,
+)
 from batchscape.geometry import BatchGeometry
 from batchscape.interop.write import deepspeed_config
 from batchscape.measure.clock import NoMarks, StepMarks
@@ -154,7 +159,7 @@ class DeepSpeedEngine:
         return gather_state(self._library, self._engine, self.module, self._stage)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave, on as many ranks."""
+        """Restore what `state` returned, on as many ranks."""
         restore_state(self._library, self._engine, self.module, self._stage, state)
 
     def close(self) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from batchscape.engines.environment import environment
+
 _OLD_NAMES = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
 """Said of collectives that the library calls."""
 _COMPILED = "deepspeed.runtime.zero.muon.muon_optimizer"
@@ -30,36 +32,34 @@ def deepspeed_on(device: torch.device, *, alone: bool) -> Iterator[Any]:
     with a C++ compiler. Only its inference uses that kernel; gradients are exchanged by PyTorch's
     process group. So its table of compilable operations is told that this one is not.
     """
-    before = {name: os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_SIZE")}
-    # Chosen when the library is first imported, from what the machine has: not always what the
-    # run has.
+    # By default the library chooses by what the machine has, when it is first imported; a run may
+    # have something else.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    os.environ["LOCAL_RANK"] = str(device.index or 0)
-    import deepspeed
+    makes_group = alone and not dist.is_initialized()
+    variables = {
+        "LOCAL_RANK": str(device.index or 0),
+        # Without it the library starts a process to look for NUMA nodes, in every exchange of
+        # stage 3.
+        "LOCAL_SIZE": str(1 if makes_group else dist.get_world_size()),
+    }
+    with environment(variables, without=()):
+        import deepspeed
 
-    # Names that PyTorch 2.13 still has; the library will follow, and a run cannot do anything.
-    warnings.filterwarnings("ignore", _OLD_NAMES, FutureWarning)
-    _import_uncompiled()
-    made = alone and not dist.is_initialized()
-    try:
-        if device.type == "cpu":
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        if made:
-            backend = dist.get_default_backend_for_device(device.type)
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-        # Otherwise it looks for NUMA nodes in a process of its own, in every exchange of stage 3.
-        os.environ["LOCAL_SIZE"] = str(dist.get_world_size())
-        yield deepspeed
-    finally:
-        _forget_models(deepspeed)
-        if made and dist.is_initialized():
-            # The library's own, which forgets the copies that it keeps of the group.
-            deepspeed.comm.destroy_process_group()
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        # Names that PyTorch 2.13 still has; a run cannot change that the library uses them.
+        warnings.filterwarnings("ignore", _OLD_NAMES, FutureWarning)
+        _import_uncompiled()
+        try:
+            if device.type == "cpu":
+                deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+            if makes_group:
+                backend = dist.get_default_backend_for_device(device.type)
+                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            yield deepspeed
+        finally:
+            _forget_models(deepspeed)
+            if makes_group and dist.is_initialized():
+                # The library's own, which forgets the copies that it keeps of the group.
+                deepspeed.comm.destroy_process_group()
 
 
 def _import_uncompiled() -> None:

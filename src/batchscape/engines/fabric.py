@@ -37,25 +37,32 @@ class FabricEngine(ReplicatedEngine):
         precision: str,
         geometry: BatchGeometry,  # noqa: ARG002  (Fabric takes the process group alone)
     ) -> None:
-        if config.compile:
-            module.compile(dynamic=False)
-        super().__init__(module, optimizer, precision)
-        # The last one changes nothing. "64-true" would round loss and gradients to the default type
-        # of PyTorch, which is float32.
-        self._plugin: Precision = (
-            _Autocast("16-mixed", self._device_type, self._scaler)
-            if precision == "float16"
-            else _Autocast("bf16-mixed", self._device_type)
-            if precision == "bfloat16"
-            else Precision()
-        )
+        super().__init__(module, config, optimizer, precision)
+        # `Precision` changes nothing. For float64 Fabric has "64-true", which would round loss and
+        # gradients to PyTorch's default type, float32.
+        self._plugin = Precision()
+        if precision == "float16":
+            self._plugin = _Autocast("16-mixed", self._device_type, self._scaler)
+        elif precision == "bfloat16":
+            self._plugin = _Autocast("bf16-mixed", self._device_type)
         self._plain_optimizer = self._optimizer
-        # Fabric takes arguments from variables LT_*, and sets a number of threads if none is said.
+        # Fabric reads arguments from variables LT_*, and sets OMP_NUM_THREADS where it is not set.
         with environment({"OMP_NUM_THREADS": str(torch.get_num_threads())}, without=("LT_",)):
-            strategy = _strategy(self._one.device, self._plugin)
-            # A rank alone is in no cluster, whatever Fabric finds: `srun`, a job's variables.
-            alone = None if dist.is_initialized() else LightningEnvironment()
-            self._fabric = Fabric(accelerator=self._device_type, strategy=strategy, plugins=alone)
+            strategy: Strategy
+            if dist.is_initialized():
+                # Fabric reads only the device at this rank's index.
+                devices = [self._one.device] * dist.get_world_size()
+                strategy = DDPStrategy(
+                    parallel_devices=devices,
+                    cluster_environment=_ProcessGroup(),
+                    precision=self._plugin,
+                )
+                cluster = None
+            else:
+                strategy = SingleDeviceStrategy(self._one.device, precision=self._plugin)
+                # No cluster counts that Fabric may detect, as that of a job.
+                cluster = LightningEnvironment()
+            self._fabric = Fabric(accelerator=self._device_type, strategy=strategy, plugins=cluster)
             self._fabric.launch()
             self._prepared, self._optimizer = self._fabric.setup(module, self._optimizer)
         wrapped = next(
@@ -156,14 +163,3 @@ class _ProcessGroup(ClusterEnvironment):
     def node_rank(self) -> int:
         """The only node."""
         return 0
-
-
-def _strategy(device: torch.device, precision: Precision) -> Strategy:
-    if not dist.is_initialized():
-        return SingleDeviceStrategy(device, precision=precision)
-    return DDPStrategy(
-        # Fabric takes the rank's own of these; the others are not looked at.
-        parallel_devices=[device] * dist.get_world_size(),
-        cluster_environment=_ProcessGroup(),
-        precision=precision,
-    )

@@ -14,10 +14,16 @@ from torch.distributed.tensor import DTensor
 
 from batchscape.config import Fsdp, Optimizer
 from batchscape.engines.base import Reported
-from batchscape.engines.buffers import follow_first_rank
+from batchscape.engines.distributed import (
+    as_part_of,
+    follow_first_rank,
+    gather_whole,
+    local_part,
+    padded_bytes,
+    part_for,
+)
 from batchscape.engines.plain import PlainEngine
 from batchscape.engines.precision import autocast, casts_dropped
-from batchscape.engines.shards import as_part_of, gather_whole, local_part, padded_bytes, part_for
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.models.checkpointing import blocks_of
@@ -28,7 +34,7 @@ _reduce_scatter = (
     if hasattr(dist, "reduce_scatter_single")
     else dist.reduce_scatter_tensor
 )
-"""Under its name of before PyTorch 2.13, where that is deprecated."""
+"""PyTorch 2.13 gave it a new name and deprecates the old one."""
 
 
 def fsdp_engine(
@@ -86,12 +92,14 @@ class FsdpEngine(PlainEngine):
         *,
         device: torch.device,
     ) -> None:
-        odd = [n for n, p in module.named_parameters() if p.ndim == 0 or not p.is_contiguous()]
-        if odd:
+        uncuttable_names = [
+            n for n, p in module.named_parameters() if p.ndim == 0 or not p.is_contiguous()
+        ]
+        if uncuttable_names:
             msg = (
-                "engine=fsdp cuts parameters along their first dimension: they must have one and "
-                f"be contiguous, and {', '.join(odd[:5])} of this model are not; use engine=ddp, "
-                "or give scalars the shape (1,)"
+                "engine=fsdp cuts parameters along their first dimension: all must have one and be "
+                f"contiguous, but not {', '.join(uncuttable_names[:5])} of this model; use "
+                "engine=ddp, or give scalars the shape (1,)"
             )
             raise ConfigError(msg)
         self.gradient_bytes = sum(
@@ -99,9 +107,9 @@ class FsdpEngine(PlainEngine):
             for p in module.parameters()
             if p.requires_grad
         )
-        self._exchanges_last = False
-        self._exchanged_last = 0
-        self._begins = True
+        self._is_last = False
+        self._last_step_bytes = 0
+        self._is_first = True
         """Whether the next micro-step is the first of an optimizer step."""
         _shard(module, config, device, self._count)
         self._trained = [
@@ -116,21 +124,21 @@ class FsdpEngine(PlainEngine):
 
     def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward; exchange where it is time to."""
-        if self._begins:
+        if self._is_first:
             follow_first_rank(self.module)
-        self._begins = last
+        self._is_first = last
         _root(self.module).set_requires_gradient_sync(last)
-        self._exchanges_last, self._exchanged_last = last, 0
+        self._is_last, self._last_step_bytes = last, 0
         with autocast(self._device_type, self._precision), casts_dropped():
             loss: Tensor = self.module(inputs, labels)[0]
         beat(Phase.BACKWARD)
         (loss * weight).backward()
         if last:
-            if self._exchanged_last != self.gradient_bytes:
+            if self._last_step_bytes != self.gradient_bytes:
                 msg = (
                     "engine=fsdp exchanges the gradients of all blocks in the last micro-step, "
                     f"{self.gradient_bytes} bytes of this model, and exchanged "
-                    f"{self._exchanged_last}: every block must be used in every forward, on every "
+                    f"{self._last_step_bytes}: every block must be used in every forward, on every "
                     "rank; use engine=ddp for models that leave blocks out"
                 )
                 raise BatchscapeError(msg)
@@ -141,7 +149,7 @@ class FsdpEngine(PlainEngine):
         """Return the sum of the losses and the right predictions; on all ranks together."""
         with torch.compiler.set_stance("force_eager"), casts_dropped():
             loss, right = self.module(inputs, labels)
-        # What stays gathered would not follow a change of the parts.
+        # Gathered parameters would not follow a change of the parts.
         for inner in _sharded(self.module):
             inner.reshard()
         return loss, right
@@ -177,10 +185,10 @@ class FsdpEngine(PlainEngine):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take this rank's part of what `state` gave."""
-        mine = self.module.state_dict()
+        """Restore this rank's part of what `state` returned."""
+        local_state = self.module.state_dict()
         self.module.load_state_dict(
-            {name: part_for(mine[name], value) for name, value in state["model"].items()}
+            {name: part_for(local_state[name], value) for name, value in state["model"].items()}
         )
         optimizer = state["optimizer"]
         parts = {
@@ -204,14 +212,14 @@ class FsdpEngine(PlainEngine):
         super()._update()
 
     def _count(self, exchanged: int) -> None:
-        """Take note of bytes that are given to the exchange now."""
+        """Count bytes that are given to the exchange now, and set the marks of the last step."""
         self.exchanged_bytes += exchanged
-        if not self._exchanges_last:
+        if not self._is_last:
             return
-        if self._exchanged_last == 0:
+        if self._last_step_bytes == 0:
             self.marks.exchange_begins()
-        self._exchanged_last += exchanged
-        if self._exchanged_last == self.gradient_bytes:
+        self._last_step_bytes += exchanged
+        if self._last_step_bytes == self.gradient_bytes:
             self.marks.gradients_ready()
 
 
@@ -246,7 +254,7 @@ def _shard(
     mesh = DeviceMesh.from_group(cast("dist.ProcessGroup", dist.group.WORLD), device.type)
     blocks = list(dict.fromkeys(blocks_of(module)))
     if config.compile:
-        # The forward alone: what gathers around it is not for a compiler.
+        # The forward alone: FSDP gathers parameters around it.
         for part in blocks or list(module.children()):
             part.forward = torch.compile(part.forward, dynamic=False)
     for block in blocks:
@@ -268,7 +276,7 @@ def _shard(
 def _take_from_first_rank(module: nn.Module, device: torch.device) -> None:
     """Put what is not cut yet on the device, with the numbers of the first rank."""
     replacements: dict[int, Tensor] = {}
-    """By the tensor that was there: what modules share they go on to share."""
+    """New tensor by the id of the old one: modules that share one go on to share it."""
     for owner in module.modules():
         tensors = [
             *owner.named_parameters(recurse=False, remove_duplicate=False),
@@ -290,10 +298,10 @@ def _from_first_rank(tensor: Tensor, device: torch.device) -> Tensor:
         if not tensor.is_meta:
             on_device.copy_(tensor)
     target = on_device.detach()
-    sent = target.contiguous()
-    dist.broadcast(sent, src=0)
-    if sent is not target:
-        target.copy_(sent)
+    values = target.contiguous()
+    dist.broadcast(values, src=0)
+    if values is not target:
+        target.copy_(values)
     if isinstance(tensor, nn.Parameter) and on_device is not tensor:
         return nn.Parameter(on_device, requires_grad=tensor.requires_grad)
     return on_device

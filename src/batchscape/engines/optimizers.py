@@ -13,7 +13,7 @@ from batchscape.config import AdamW as AdamWConfig
 from batchscape.config import Muon as MuonConfig
 from batchscape.config import Optimizer as OptimizerConfig
 from batchscape.config import Sgd as SgdConfig
-from batchscape.engines.shards import full_tensor
+from batchscape.engines.distributed import full_tensor
 from batchscape.errors import ConfigError
 
 
@@ -62,28 +62,28 @@ def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
     Convolutions have more dimensions and are left to AdamW, as are vectors. Source: K. Jordan,
     "Muon: an optimizer for hidden layers in neural networks", 2024.
     """
-    in_blocks = {
+    block_module_ids = {
         id(inner)
         for blocks in module.modules()
         if isinstance(blocks, nn.ModuleList)
         for inner in blocks.modules()
     }
-    embedded = {
+    embedding_ids = {
         id(p)
         for owner in module.modules()
         if isinstance(owner, nn.Embedding)
         for p in owner.parameters()
     }
-    owners = [
+    owners_and_matrices = [
         (owner, matrices)
         for owner in module.modules()
         if not isinstance(owner, nn.Embedding)
         and (matrices := [p for p in owner.parameters(recurse=False) if p.ndim == 2])
     ]
-    if owners and id(owners[-1][0]) not in in_blocks:
-        owners.pop()
-    trained = {id(p): p for _, matrices in owners for p in matrices if p.requires_grad}
-    return [p for key, p in trained.items() if key not in embedded]
+    if owners_and_matrices and id(owners_and_matrices[-1][0]) not in block_module_ids:
+        owners_and_matrices.pop()
+    trained = {id(p): p for _, matrices in owners_and_matrices for p in matrices if p.requires_grad}
+    return [p for key, p in trained.items() if key not in embedding_ids]
 
 
 def clip_gradients(module: nn.Module, largest_norm: float | None) -> torch.Tensor:
@@ -106,8 +106,8 @@ def _muon_and_adamw(
             "and the last layer are trained by AdamW); use optimizer=adamw"
         )
         raise ConfigError(msg)
-    chosen = {id(p) for p in hidden}
-    rest = [p for p in parameters if id(p) not in chosen]
+    hidden_ids = {id(p) for p in hidden}
+    rest = [p for p in parameters if id(p) not in hidden_ids]
     muon = getattr(torch.optim, "Muon", None)
     if muon is None:
         msg = (
@@ -115,13 +115,13 @@ def _muon_and_adamw(
             f"{torch.__version__}. Use a newer one, or optimizer=adamw"
         )
         raise ConfigError(msg)
-    of_hidden = muon(
+    muon_part = muon(
         [{"params": hidden, "decays": True, "is_muon": True}],
         momentum=config.momentum,
         nesterov=True,
         ns_steps=config.newton_schulz_steps,
     )
-    return _MuonAndAdamW(of_hidden, _adamw(config, rest))
+    return _MuonAndAdamW(muon_part, _adamw(config, rest))
 
 
 class _MuonAndAdamW(Optimizer):
@@ -142,7 +142,7 @@ class _MuonAndAdamW(Optimizer):
         super().__init__([group for part in self._each() for group in part.param_groups], {})
         self._share_groups()
 
-    # torch's own takes a closure. Two optimizers would call it twice, so that here it is none.
+    # No closure, which torch's signature allows: two optimizers would call it twice.
     def step(  # type: ignore[override]
         self,
         closure: None = None,  # noqa: ARG002  (a wrapper of the optimizer, as of accelerate, passes it)
@@ -161,9 +161,9 @@ class _MuonAndAdamW(Optimizer):
 
     @torch.no_grad()
     def _step_unless(self, overflow: torch.Tensor) -> None:
-        """Update by Muon and take it back where there is an overflow, one matrix after the other.
+        """Update by Muon, and undo the update where there is an overflow.
 
-        So that no more than one matrix and its momentum are in memory twice.
+        One matrix after the other, so that only one and its momentum are in memory twice.
         """
         muon = self._parts["muon"]
         groups = muon.param_groups
@@ -171,15 +171,15 @@ class _MuonAndAdamW(Optimizer):
             for matrix in group["params"]:
                 if matrix.grad is None:
                     continue
-                before = matrix.clone()
+                matrix_before = matrix.clone()
                 momentum = muon.state[matrix].get("momentum_buffer")
                 momentum = None if momentum is None else momentum.clone()
                 muon.param_groups = [{**group, "params": [matrix]}]
                 muon.step()
                 after = muon.state[matrix]["momentum_buffer"]
-                matrix.copy_(torch.where(overflow, before, matrix))
-                nothing = torch.zeros_like(after) if momentum is None else momentum
-                after.copy_(torch.where(overflow, nothing, after))
+                matrix.copy_(torch.where(overflow, matrix_before, matrix))
+                momentum_before = torch.zeros_like(after) if momentum is None else momentum
+                after.copy_(torch.where(overflow, momentum_before, after))
         muon.param_groups = groups
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class _MuonAndAdamW(Optimizer):
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         for name, part in self._parts.items():
             part.load_state_dict(state_dict[name])
         self._share_groups()
@@ -201,9 +201,9 @@ class _MuonAndAdamW(Optimizer):
 
 
 def _begin_momentum(optimizer: Optimizer, *_: object) -> None:
-    """Begin with no momentum where a scaled loss may leave the first update out.
+    """Write a momentum of zeros before the first update, which a scaled loss may skip.
 
-    The kernel would then write none, and PyTorch (2.13) has none written before it.
+    A skipped update writes no momentum, and the next one of PyTorch (2.13) needs one.
     """
     if getattr(optimizer, "found_inf", None) is None:
         return
@@ -214,7 +214,7 @@ def _begin_momentum(optimizer: Optimizer, *_: object) -> None:
 
 
 def _groups(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
-    """Part the parameters by whether they decay."""
+    """Group the parameters: matrices decay, vectors do not."""
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "decays": True, "is_muon": False},
         {"params": [p for p in parameters if p.ndim < 2], "decays": False, "is_muon": False},

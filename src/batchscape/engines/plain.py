@@ -48,7 +48,7 @@ class PlainEngine:
         self._device_type = device.type
         self._precision = precision
         self._casts = CastOnce(device.type, precision)
-        self._checked = False
+        self._has_checked_strides = False
         self._scaler = GradScaler(device.type, enabled=precision == "float16")
         self._one = torch.ones((), device=device)
         self._optimizer = build_optimizer(optimizer, module if updated is None else updated)
@@ -74,22 +74,22 @@ class PlainEngine:
         for parameter in self.module.parameters():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        if not self._checked:
+        if not self._has_checked_strides:
             _check_strides(self.module)
-            self._checked = True
+            self._has_checked_strides = True
         norm = self._clip(settings.gradient_clip_norm)
         set_hyperparameters(self._optimizer, settings, factor)
-        before = self._scale() if self._scaler.is_enabled() else None
+        scale_before = self._scale() if self._scaler.is_enabled() else None
         self._update()
-        if before is not None:
-            # The scale falls when an update was skipped, and then only; seen without waiting.
-            self.skipped = self._scale() < before
+        if scale_before is not None:
+            # The scale falls exactly when an update is skipped; to see it takes no waiting.
+            self.skipped = self._scale() < scale_before
         self.forget_gradients()
         return norm
 
     def forward(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses and the right predictions, of the model as written."""
-        # The method, not the module: that may be compiled, for the shapes of the training.
+        # A call of the module would run code compiled for the shapes of the training.
         loss, right = self.module.forward(inputs, labels)
         return loss, right
 
@@ -111,7 +111,7 @@ class PlainEngine:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self.module.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from batchscape.engines.reach import graph_of
 
-_LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_AT_ONCE = 2**64 - 1
-"""Sequence number of what a backward does as soon as it can, such as to accumulate a gradient."""
+_LOWER_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_RUNS_FIRST = 2**64 - 1
+"""Sequence number of nodes that a backward runs as soon as it can, as those that accumulate."""
 
 
 def autocast(device_type: str, precision: str) -> torch.autocast:
-    """Return a context in which operations that bear it are computed in a lower precision."""
-    lower = _LOWER.get(precision)
-    return torch.autocast(device_type, lower, enabled=lower is not None)
+    """Return a context in which operations for which it is safe compute in a lower precision."""
+    lower_type = _LOWER_TYPES.get(precision)
+    return torch.autocast(device_type, lower_type, enabled=lower_type is not None)
 
 
 @contextmanager
@@ -27,12 +27,12 @@ def casts_dropped() -> Iterator[None]:
 
     Where ranks hold parts of a model, all of them together would be the whole of it.
     """
-    before = torch.is_autocast_cache_enabled()
+    cache_before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(before)
+        torch.set_autocast_cache_enabled(cache_before)
 
 
 class CastOnce:
@@ -59,7 +59,7 @@ class CastOnce:
     @contextmanager
     def forward(self, *, last: bool) -> Iterator[None]:
         """Return the context of the forward of a micro-step."""
-        if self._region is None and not last and self._precision in _LOWER:
+        if self._region is None and not last and self._precision in _LOWER_TYPES:
             self._region = torch.autocast(self._device_type, enabled=False)
             self._region.__enter__()
             self._in_order = False
@@ -81,7 +81,7 @@ class CastOnce:
         for node in graph_of(loss):
             # Casts of what is no weight were made in this micro-step, and are young.
             if node.name() == self._of_cast and hasattr(node.next_functions[0][0], "variable"):
-                node._set_sequence_nr(_AT_ONCE)  # type: ignore[attr-defined]
+                node._set_sequence_nr(_RUNS_FIRST)  # type: ignore[attr-defined]
 
     def forget(self) -> None:
         """Drop the copies; the next forward casts anew."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from batchscape.config import Optimizer
+from batchscape.config import InProcess, Optimizer
 from batchscape.engines.plain import PlainEngine
 from batchscape.engines.precision import autocast
 from batchscape.engines.reach import unreached
@@ -17,8 +17,8 @@ from batchscape.models.undisturbed import undisturbed
 from batchscape.text import list_text
 
 _PROBED_SAMPLES = 2
-"""Of the first micro-batch, that tell whether a parameter may be left without a gradient. Few, as
-more are more likely to meet every branch; two, as statistics over one sample are none."""
+"""Samples of the first micro-batch that show whether a parameter may get no gradient. Few, because
+many may together use every branch; two, because batch statistics need two."""
 
 
 class ReplicatedEngine(PlainEngine):
@@ -32,7 +32,13 @@ class ReplicatedEngine(PlainEngine):
     times every parameter is added to the loss of the exchanging micro-step.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer, precision: str) -> None:
+    def __init__(
+        self, module: nn.Module, config: InProcess, optimizer: Optimizer, precision: str
+    ) -> None:
+        if config.compile:
+            # Micro-steps have few sizes (those of the stages, and parts of one where the noise is
+            # sampled), each worth code of its own: one code for all would be slower in every step.
+            module.compile(dynamic=False)
         super().__init__(module, optimizer, precision)
         self.exchange_is_whole = False
         """Whether the last bucket of this optimizer step was given to the exchange."""
@@ -52,11 +58,12 @@ class ReplicatedEngine(PlainEngine):
         self.gradient_bytes = sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
 
     def _begin_micro_step(self, inputs: Tensor, labels: Tensor) -> None:
-        """Find out from the first micro-batch whether parameters may have no gradient."""
+        """Learn from the first micro-batch whether a parameter may get no gradient."""
         if self._wrapped is not None and self._adds_zeros is None:
-            few = slice(_PROBED_SAMPLES)
+            first_samples = slice(_PROBED_SAMPLES)
             with undisturbed(self.module), autocast(self._device_type, self._precision):
-                loss, _ = self.forward(inputs[few], labels[few])
+                loss, _ = self.forward(inputs[first_samples], labels[first_samples])
+            # All ranks add zeros where one has such a parameter.
             self._adds_zeros = self._is_so_anywhere(bool(unreached(self.module, loss)))
         self.exchange_is_whole = False
 
@@ -93,7 +100,7 @@ class ReplicatedEngine(PlainEngine):
 def _sum_over_ranks(
     engine: ReplicatedEngine, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """Sum one bucket over the ranks, count its bytes, and mark the first and the last one."""
+    """Sum a bucket over the ranks, as DDP's hook; count its bytes, mark the first and the last."""
     gradients = bucket.buffer()
     engine.exchanged_bytes += gradients.nbytes
     if bucket.index() == 0:
@@ -102,7 +109,7 @@ def _sum_over_ranks(
         engine.exchange_is_whole = True
         engine.marks.gradients_ready()
     work = dist.all_reduce(gradients, async_op=True)
-    done: torch.futures.Future[torch.Tensor] = work.get_future().then(
+    summed: torch.futures.Future[torch.Tensor] = work.get_future().then(
         lambda future: future.value()[0]
     )
-    return done
+    return summed

@@ -16,7 +16,7 @@ from rich.text import Text
 from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
 from batchscape.interop.command import read_flags
-from batchscape.interop.readers import BATCH_KEYS, KINDS, Statement, Value
+from batchscape.interop.readers import BATCH_KEYS, KINDS, Value
 from batchscape.interop.resolve import Running, Setup, gather, resolve
 from batchscape.interop.rules import Disagreement, findings_of
 from batchscape.outgoing import outgoing_json
@@ -50,9 +50,17 @@ class Consistency:
         """Return a JSON object with `verdict`, `says`, `runs`, `geometry` and `findings`."""
         geometry = self.running.geometry
         facts = {name: getattr(self.running, name) for name in _NUMBERS}
+        says: list[dict[str, object]] = []
+        for statement in self.setup.statements:
+            entry: dict[str, object] = {"source": statement.source, "kind": statement.kind}
+            for name in (*_NUMBERS, "nodes", "precision", "clipping"):
+                value = getattr(statement, name)
+                if value is not None:
+                    entry[name] = {"key": value.key, "value": _plain(value)}
+            says.append(entry)
         content = {
             "verdict": self.verdict,
-            "says": [_as_dict(statement) for statement in self.setup.statements],
+            "says": says,
             "runs": {
                 "rules_of": self.running.system,
                 **{name: None if fact is None else asdict(fact) for name, fact in facts.items()},
@@ -92,22 +100,24 @@ class Consistency:
             return f"{count_text(count, 'disagreement')} found."
         geometry = self.running.geometry
         if geometry is None:
-            return f"Cannot tell what would run: {self._missing()}."
+            return f"Cannot tell what would run: {self._open_numbers()}."
         product = f"devices x micro-batch x accumulation = {geometry}"
         if self.verdict == "agree":
             return f"They agree: {product}."
         return f"Cannot tell whether they agree: a number is not used. Without it, {product}."
 
-    def _missing(self) -> str:
+    def _open_numbers(self) -> str:
         running, program = self.running, self.setup.program
         kind = running.system if program is None else program.kind
         keys = BATCH_KEYS.get(kind, BATCH_KEYS["script"])
-        missing = ["devices (add --devices N)"] if running.devices is None else []
-        for part, name in (("micro", "micro-batch"), ("accumulation", "accumulation")):
-            if getattr(running, part) is None:
-                missing.append(f"{name} ({(keys.get(part) or keys['total'])[0]})")
-        problem = f"nothing here states {', '.join(missing)}"
-        if len(missing) == (running.devices is None) or self.setup.launch is None:
+        devices = ["devices (add --devices N)"] if running.devices is None else []
+        batch_numbers = [
+            f"{name} ({(keys.get(part) or keys['total'])[0]})"
+            for part, name in (("micro", "micro-batch"), ("accumulation", "accumulation"))
+            if getattr(running, part) is None
+        ]
+        problem = f"nothing here states {', '.join([*devices, *batch_numbers])}"
+        if not batch_numbers or self.setup.launch is None:
             return problem
         return f"{problem}; where another argument of the script does: --flag NAME=micro_batch_size"
 
@@ -140,15 +150,6 @@ def check_configs(
     setup = gather(files, command, devices, read_flags(flags))
     running = resolve(setup)
     return Consistency(setup, running, tuple(findings_of(setup, running)))
-
-
-def _as_dict(statement: Statement) -> dict[str, object]:
-    content: dict[str, object] = {"source": statement.source, "kind": statement.kind}
-    for name in (*_NUMBERS, "nodes", "precision", "clipping"):
-        value = getattr(statement, name)
-        if value is not None:
-            content[name] = {"key": value.key, "value": _plain(value)}
-    return content
 
 
 def _plain(value: Value[Any]) -> object:

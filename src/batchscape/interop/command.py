@@ -24,27 +24,25 @@ from batchscape.interop.readers import (
     read_program,
     refuse_parallelism,
 )
-from batchscape.interop.shell import ShellCommand, commands_of, is_unknown
+from batchscape.interop.shell import ShellCommand, commands_of, is_unknown, listed_words
 from batchscape.interop.slurm import JobResources, read_directives, read_options, read_step
 
 LauncherProgram = Literal["torchrun", "paddle", "accelerate", "deepspeed", "litgpt", "python"]
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # Options without a value, needed to find where the launcher's options end.
 FLAGS: dict[LauncherProgram, frozenset[str]] = {
-    "torchrun": _words("h help m module no_python run_path standalone use_env virtual_local_rank"),
-    "paddle": _words("h help"),
-    "accelerate": _words(
+    "torchrun": listed_words(
+        "h help m module no_python run_path standalone use_env virtual_local_rank"
+    ),
+    "paddle": listed_words("h help"),
+    "accelerate": listed_words(
         "cpu debug downcast_bf16 dynamo_use_dynamic dynamo_use_fullgraph "
         "dynamo_use_regional_compilation enable_cpu_affinity fp8_use_autocast_during_eval h help "
         "m module multi_gpu no_python no_tpu_cluster q quiet same_network tpu tpu_cluster "
         "tpu_use_sudo use_deepspeed use_fsdp use_megatron_lm use_parallelism_config"
     ),
-    "deepspeed": _words(
+    "deepspeed": listed_words(
         "bind_cores_to_rank elastic_training force_multi h help module no_local_rank no_python "
         "no_ssh no_ssh_check q quiet save_pid"
     ),
@@ -80,10 +78,10 @@ def _launcher_of(words: Sequence[str]) -> tuple[LauncherProgram, int] | None:
         return None
     python: tuple[LauncherProgram, int] | None = None
     for index, word in enumerate(words):
-        before = words[index - 1] if index else ""
-        is_value = before.startswith("-") and before != "--"
+        word_before = words[index - 1] if index else ""
+        is_value = word_before.startswith("-") and word_before != "--"
         if python and (is_value or not _has_script(words[index:])):
-            # The value of an option of the script, and no launcher that it starts.
+            # The word is the value of an option of the script, not a launcher.
             continue
         launcher = _launcher_at(words, index, PurePath(word).name)
         if launcher is not None and launcher[0] != "python":
@@ -100,7 +98,7 @@ def _launcher_at(
     words: Sequence[str], index: int, program: str
 ) -> tuple[LauncherProgram, int] | None:
     if program == "ds" and _has_script(words[index:]):
-        # Short for deepspeed, and as short for a folder.
+        # Short for deepspeed, but `ds` may also be a folder.
         return "deepspeed", index + 1
     if program in _PROGRAMS:
         return _PROGRAMS[program], index + 1
@@ -160,7 +158,7 @@ def _read_launcher(
         devices, nodes = source.count("num_processes"), source.count("num_machines")
         accumulation = source.count("gradient_accumulation_steps")
         clipping = source.number("gradient_clipping")
-        precision = source.precision("mixed_precision")
+        precision = source.precision()
         others["config_file"] = source.content.get("config_file")
         others["deepspeed_config_file"] = source.content.get("deepspeed_config_file")
         others["gpu_ids"] = count_ids(source.content.get("gpu_ids"))
@@ -176,7 +174,7 @@ def _read_launcher(
         nodes = None if job.nodes is None else Value(job.nodes, "nodes")
         devices = None if job.all_tasks is None else Value(job.all_tasks, f"tasks of {under}")
     elif launcher == "python" and others["visible"] == 1:
-        # Else the script may start others, or spread its batches over all devices that it sees.
+        # With more devices the script may start processes, or spread its batches over them.
         devices = Value(1, "CUDA_VISIBLE_DEVICES names")
     return Statement(
         "launcher",
@@ -222,7 +220,7 @@ def _processes_per_node(source: Source, job: JobResources) -> Value[int] | None:
         # Counted on the machine when it starts.
         count = None if raw in {"cpu", "xpu"} else job.gpus_on_node
         return None if count is None else Value(count, f"nproc_per_node {raw}: GPUs of the job")
-    # Of paddle: the devices themselves. Where nothing is given, variables may say it.
+    # Paddle's options list the devices themselves. Without any, variables may say the number.
     lists = ((name, count_ids(source.content.get(name))) for name in ("gpus", "devices"))
     ids = next((Value(count, name) for name, count in lists if count is not None), None)
     return source.count("nproc_per_node") or ids
@@ -330,12 +328,12 @@ def read_script(
         if (launcher := _launcher_of(command.words)) is not None
     ]
     # Plain Python in such a script mostly prepares the data.
-    chosen = [
+    launches = [
         (command, launcher)
         for command, launcher in commands
         if launcher[0] != "python" or _starter_of(command.words[: launcher[1]])
     ] or commands
-    if not chosen:
+    if not launches:
         msg = (
             f"{name}: no launch command found (torchrun, accelerate launch, deepspeed, litgpt, "
             "python); if it is a configuration file, its name must end in .json, .yaml or .yml"
@@ -346,14 +344,14 @@ def read_script(
                 "accelerate launch, deepspeed, litgpt or python"
             )
         raise ConfigError(msg)
-    if len(chosen) > 1:
-        lines = ", ".join(str(command.line) for command, _ in chosen)
+    if len(launches) > 1:
+        lines = ", ".join(str(command.line) for command, _ in launches)
         msg = (
-            f"{name}: {len(chosen)} launch commands (lines {lines}); give the one to check: "
+            f"{name}: {len(launches)} launch commands (lines {lines}); give the one to check: "
             "batchscape check-config -- COMMAND"
         )
         raise ConfigError(msg)
-    ((command, launcher),) = chosen
+    ((command, launcher),) = launches
     where = name if name == COMMAND_LINE else f"{name}:{command.line}"
     return _read_command(
         where, command, *launcher, job=job, flags=flags or {}, has_device_count=has_device_count
@@ -379,25 +377,27 @@ def _read_command(
     for key in flags.values():
         if key not in script_options:
             present = ", ".join(f"--{option}" for option in script_options) or "none"
-            msg = f"{name}: --flag names --{key}, and the command has no such; it has {present}"
+            msg = f"{name}: --flag names --{key}, which the command does not have; it has {present}"
             raise ConfigError(msg)
     refuse_parallelism(name, {**options, **script_options})
-    counted = script_options if launcher == "litgpt" else options
-    uncounted = [key for key in counted if key in _COUNTS and is_unknown(counted[key])]
+    count_options = script_options if launcher == "litgpt" else options
+    unknown_counts = [
+        key for key in count_options if key in _COUNTS and is_unknown(count_options[key])
+    ]
     for key, value in {**options, **script_options}.items():
         is_read = (
             key in {*_KNOWN_OPTIONS, *flags.values()} or is_of_batch(key) or is_parallelism(key)
         )
-        if is_unknown(value) and (is_read or (key in uncounted and not has_device_count)):
+        if is_unknown(value) and (is_read or (key in unknown_counts and not has_device_count)):
             by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
-            option = "add --devices N, " if key in uncounted else ""
+            option = "add --devices N, " if key in unknown_counts else ""
             msg = (
                 f"{name}: --{key} is {value}, which only running the script would tell; {option}"
                 f"set the variable in the script{by_slurm}, or {_ADVICE}"
             )
             raise ConfigError(msg)
-    for key in uncounted:
-        del counted[key]
+    for key in unknown_counts:
+        del count_options[key]
     # The words behind -- are another command, which may run elsewhere.
     visible = None if "--" in rest else command.variables.get("CUDA_VISIBLE_DEVICES")
     starter = _starter_of(command.words[:start])
@@ -406,7 +406,7 @@ def _read_command(
         job = JobResources() if counts_unknown else _resources_of_tasks(name, *starter, job)
     under = None if starter is None else starter[0]
     statement = _read_launcher(launcher, Source(name, options, is_text=True), visible, under, job)
-    if uncounted:
+    if unknown_counts:
         others = {**statement.others, "uncounted": True}
         statement = replace(statement, devices=None, nodes=None, others=others)
     return Launch(

@@ -19,7 +19,7 @@ import yaml
 
 from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
-from batchscape.interop.shell import is_unknown
+from batchscape.interop.shell import is_unknown, listed_words
 from batchscape.text import list_text, near_names
 
 T = TypeVar("T")
@@ -163,8 +163,9 @@ class Source:
             raise self._refusal(key, raw, rule)
         return Value(value, key)
 
-    def precision(self, key: str) -> Value[str] | None:
-        """Return one of no, fp16, bf16, fp8; None where it is not given."""
+    def precision(self) -> Value[str] | None:
+        """Return `mixed_precision`: one of no, fp16, bf16, fp8; None where it is not given."""
+        key = "mixed_precision"
         raw = self.content.get(key)
         if raw is None:
             return None
@@ -279,45 +280,31 @@ _CUTS = re.compile(
 _OTHER_WORK = re.compile(r"vllm|sglang|infer|rollout|generat|eval")
 """Parts of a program that do not train, and have devices of their own."""
 
-DEEPSPEED_FIELDS = frozenset(
-    {
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "zero_stage",
-        "offload_optimizer_device",
-        "offload_param_device",
-        "offload_param_nvme_path",
-        "offload_optimizer_nvme_path",
-        "zero3_save_16bit_model",
-        "mixed_precision",
-    }
+DEEPSPEED_FIELDS = listed_words(
+    """
+    gradient_accumulation_steps gradient_clipping zero_stage offload_optimizer_device
+    offload_param_device offload_param_nvme_path offload_optimizer_nvme_path
+    zero3_save_16bit_model mixed_precision
+    """
 )
 """Settings that an accelerate config must leave to the DeepSpeed JSON that it names."""
 
-_DEEPSPEED_KEYS = (
-    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-    *("gradient_clipping", "gradient_predivide_factor", "gradient_allreduce_op"),
-    *("prescale_gradients", "managed_gradient_accumulation", "communication_data_type"),
-    *("seq_parallel_communication_data_type", "sequence_parallel_size", "tensor_parallel"),
-    *("expert_parallel", "pipeline", "fp16", "bf16", "bfloat16", "amp", "torch_autocast"),
-    *("data_types", "zero_optimization", "zero_allow_untested_optimizer"),
-    *("zero_force_ds_cpu_optimizer", "optimizer", "scheduler", "compile", "checkpoint", "aio"),
-    *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level"),
-    *("dataloader_drop_last", "disable_allgather", "disable_python_gc", "sparse_attention"),
-    *("flops_profiler", "activation_checkpointing", "comms_logger", "autotuning", "elasticity"),
-    *("data_efficiency", "curriculum_learning", "progressive_layer_drop", "eigenvalue"),
-    *("quantize_training", "weight_quantization", "compression_training", "hybrid_engine"),
-    *(
-        "tensorboard",
-        "wandb",
-        "csv_monitor",
-        "comet",
-        "nebula",
-        "datastates",
-        "timers",
-        "vocabulary_size",
-    ),
-    *("use_data_before_expert_parallelism", "sparse_gradients", "use_node_local_storage"),
+_DEEPSPEED_KEYS = listed_words(
+    """
+    train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps
+    gradient_clipping gradient_predivide_factor gradient_allreduce_op prescale_gradients
+    managed_gradient_accumulation communication_data_type
+    seq_parallel_communication_data_type sequence_parallel_size tensor_parallel
+    expert_parallel pipeline fp16 bf16 bfloat16 amp torch_autocast data_types
+    zero_optimization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer optimizer
+    scheduler compile checkpoint aio steps_per_print wall_clock_breakdown memory_breakdown
+    dump_state log_level dataloader_drop_last disable_allgather disable_python_gc
+    sparse_attention flops_profiler activation_checkpointing comms_logger autotuning
+    elasticity data_efficiency curriculum_learning progressive_layer_drop eigenvalue
+    quantize_training weight_quantization compression_training hybrid_engine tensorboard
+    wandb csv_monitor comet nebula datastates timers vocabulary_size
+    use_data_before_expert_parallelism sparse_gradients use_node_local_storage
+    """
 )
 """Keys at the top of a DeepSpeed JSON. Source: `deepspeed.runtime.config`, DeepSpeed 0.19.8."""
 _NEAR = 0.85
@@ -339,7 +326,7 @@ def kind_of(content: Mapping[str, object], *, is_json: bool) -> SourceKind | Non
         if marks <= keys:
             return kind
     # A few names are DeepSpeed's where no other is beside them; it reads JSON alone.
-    return "deepspeed" if is_json and content and content.keys() <= {*_DEEPSPEED_KEYS} else None
+    return "deepspeed" if is_json and content and content.keys() <= _DEEPSPEED_KEYS else None
 
 
 def marks_of_kinds() -> str:
@@ -469,6 +456,11 @@ def read_accelerate(source: Source) -> Statement:
         raise ConfigError(msg)
     plugin = source.section("deepspeed_config")
     json_file = plugin.content.get("deepspeed_config_file")
+    if not isinstance(json_file, str) or json_file.lower() == "none":
+        json_file = None
+    fields = sorted(DEEPSPEED_FIELDS & {str(key) for key in plugin.content})
+    if source.content.get("mixed_precision") is not None:
+        fields.append("mixed_precision")
     accumulation = plugin.count("gradient_accumulation_steps", auto=True)
     clipping = plugin.number("gradient_clipping", auto=True)
     return Statement(
@@ -477,19 +469,14 @@ def read_accelerate(source: Source) -> Statement:
         devices=source.count("num_processes"),
         nodes=source.count("num_machines"),
         accumulation=_below("deepspeed_config", accumulation),
-        precision=source.precision("mixed_precision"),
+        precision=source.precision(),
         clipping=_below("deepspeed_config", clipping),
         others={
             "distributed_type": distributed,
             "gpu_ids": count_ids(source.content.get("gpu_ids")),
             "mpirun": bool(source.section("mpirun_config").content.get("mpirun_hostfile")),
-            "deepspeed_config_file": json_file
-            if isinstance(json_file, str) and json_file.lower() != "none"
-            else None,
-            "deepspeed_fields": tuple(
-                sorted(DEEPSPEED_FIELDS & {str(key) for key in plugin.content})
-            )
-            + (("mixed_precision",) if source.content.get("mixed_precision") is not None else ()),
+            "deepspeed_config_file": json_file,
+            "deepspeed_fields": tuple(fields),
         },
     )
 
@@ -498,7 +485,6 @@ def read_program(
     source: Source, kind: SourceKind, flags: Mapping[str, str] | None = None
 ) -> Statement:
     """Read the file of a training program that cuts the batch itself, or its arguments."""
-    flat = replace(source, content=dict(_flat_items(source.content)))
     strategy = str(source.content.get("batching_strategy"))
     if kind == "llamafactory" and strategy.startswith("dynamic"):
         msg = f"{source.name}: batching_strategy {strategy} fills a batch by tokens, not by samples"
@@ -506,14 +492,15 @@ def read_program(
     if kind in {"trainer", "axolotl"}:
         numbers = _batch_numbers(source, kind, flags or {}) | _trainer_fields(source, kind)
     else:
+        flat = replace(source, content=dict(_flat_items(source.content)))
         numbers = _batch_numbers(flat, kind, flags or {})
     if kind == "litgpt":
-        # Of one node, as LitGPT counts them.
+        # LitGPT's `devices` are those of one node.
         numbers["nodes"] = source.count("num_nodes")
         if source.content.get("devices") != "auto":
             numbers["devices"] = source.count("devices")
     elif "precision" not in numbers:
-        numbers["precision"] = source.precision("mixed_precision")
+        numbers["precision"] = source.precision()
     return Statement(kind, source.name, clipping=source.number("max_grad_norm"), **numbers)
 
 

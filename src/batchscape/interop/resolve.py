@@ -73,8 +73,8 @@ class Setup:
     @property
     def statements(self) -> tuple[Statement, ...]:
         """All statements, in the order in which a table shows them."""
-        every = (self.launcher, self.accelerate, *self.programs, self.unread, self.deepspeed)
-        return tuple(statement for statement in every if statement is not None)
+        sources = (self.launcher, self.accelerate, *self.programs, self.unread, self.deepspeed)
+        return tuple(statement for statement in sources if statement is not None)
 
 
 def gather(
@@ -177,13 +177,12 @@ class _Files:
             self._keep(read_file(path, kind), path)
 
     def _keep(self, statement: Statement, path: Path) -> None:
-        earlier = self.statements.get(_role(statement))
-        if earlier is not None:
-            both = list_text(
-                (f"{one.source} ({KINDS[one.kind]})" for one in (earlier, statement)), "and"
-            )
+        first_statement = self.statements.get(_role(statement))
+        if first_statement is not None:
+            pair = (first_statement, statement)
+            names = list_text((f"{each.source} ({KINDS[each.kind]})" for each in pair), "and")
             msg = (
-                f"{both} both set the batch, and a program reads one of them; check them in two "
+                f"{names} both set the batch, and a program reads one of them; check them in two "
                 "commands"
             )
             raise ConfigError(msg)
@@ -282,7 +281,7 @@ def accelerate_mode(setup: Setup) -> AccelerateMode:
     launcher, config = setup.launcher, setup.accelerate
     command = launcher if launcher is not None and setup.launched_by == "accelerate" else None
     kind = config.others["distributed_type"] if config is not None else None
-    chosen = {
+    launch_switches = {
         name
         for name in ("multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
         if command is not None and command.is_on(name)
@@ -291,9 +290,9 @@ def accelerate_mode(setup: Setup) -> AccelerateMode:
     if command is not None and command.is_on("cpu"):
         reason = "--cpu starts the script once, whatever num_processes says"
         return AccelerateMode(by_mpirun, False, True, reason)
-    deepspeed = "use_deepspeed" in chosen or (not chosen and kind == "DEEPSPEED")
-    if chosen or deepspeed or kind in {"FSDP", "XLA"} or str(kind).startswith("MULTI_"):
-        if chosen or kind != "MULTI_CPU":
+    deepspeed = "use_deepspeed" in launch_switches or (not launch_switches and kind == "DEEPSPEED")
+    if launch_switches or deepspeed or kind in {"FSDP", "XLA"} or str(kind).startswith("MULTI_"):
+        if launch_switches or kind != "MULTI_CPU":
             return AccelerateMode(True, deepspeed, True, "")
         reason = "distributed_type MULTI_CPU starts the script once unless mpirun_config is set"
         return AccelerateMode(by_mpirun, False, True, reason)

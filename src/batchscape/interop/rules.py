@@ -47,7 +47,7 @@ def _processes(setup: Setup, _: Running) -> Iterator[Disagreement]:
         yield Disagreement(
             "one-process",
             "error",
-            f"{processes.origin}, and one process runs, without a word: {mode.reason}",
+            f"{processes.origin}, but one process runs, and no message says so: {mode.reason}",
             "start with torchrun --nproc_per_node, or with --multi_gpu or distributed_type "
             "MULTI_GPU on GPUs",
         )
@@ -84,12 +84,12 @@ def _visible(setup: Setup, _: Running) -> Iterator[Disagreement]:
     processes, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
     if count is None or processes is None:
         return
-    here = processes.value // (nodes.value if nodes is not None else 1)
-    if here > count:
+    per_machine = processes.value // (nodes.value if nodes is not None else 1)
+    if per_machine > count:
         yield Disagreement(
             "visible-devices",
             "error",
-            f"{processes.origin} starts {here} processes on a machine where {origin} "
+            f"{processes.origin} starts {per_machine} processes on a machine where {origin} "
             f"names {count} devices",
             "start one process per visible device, or make more visible",
         )
@@ -129,23 +129,23 @@ def _job(setup: Setup, _: Running) -> Iterator[Disagreement]:
     launcher = setup.launcher
     if launcher is None or launcher.others["launcher"] == "python":
         return
-    job, under, nodes = launcher.others["job"], launcher.others["under"], launcher.nodes
+    job, starter, nodes = launcher.others["job"], launcher.others["under"], launcher.nodes
     if job.nodes is not None and nodes is not None and nodes.value not in {None, job.nodes}:
         # One launcher alone may be meant for one of the nodes; one on each node is not.
-        alone = under is None and (nodes.value or 1) < job.nodes
+        may_be_one_node = starter is None and (nodes.value or 1) < job.nodes
         yield Disagreement(
             "job-nodes",
-            "warning" if alone else "error",
+            "warning" if may_be_one_node else "error",
             f"{launcher.quote(nodes)} is not the {job.nodes} nodes of the job"
-            + ("; the others stay idle" if alone else ""),
+            + ("; the others stay idle" if may_be_one_node else ""),
             f"set {nodes.key} to {job.nodes}, or #SBATCH --nodes to {nodes.value}",
         )
     tasks = job.tasks_on_node
-    if under is not None and tasks is not None and tasks > 1:
+    if starter is not None and tasks is not None and tasks > 1:
         yield Disagreement(
             "job-tasks",
             "error",
-            f"{launcher.source}: {under} starts {tasks} tasks on a node, and each of them a "
+            f"{launcher.source}: {starter} starts {tasks} tasks on a node, and each of them a "
             "launcher with all of its processes",
             "start one task a node: --ntasks-per-node=1",
         )
@@ -169,8 +169,8 @@ def _misspelt(setup: Setup, _: Running) -> Iterator[Disagreement]:
         yield Disagreement(
             "unknown-key",
             "warning",
-            f"{json.source if json else ''}: DeepSpeed knows no key {key} and passes over it; the "
-            f"nearest that it knows is {nearest}",
+            f"{json.source if json else ''}: DeepSpeed has no key {key} and ignores it; nearest "
+            f"is its {nearest}",
             f"write {nearest}, or remove {key}",
         )
 
@@ -197,7 +197,7 @@ def _auto_without_source(setup: Setup, running: Running) -> Iterator[Disagreemen
 
 StatementPair = tuple[str, Statement | None, Statement | None, str]
 """A field, two statements that may differ in it, and the consequence."""
-_FIRST_WINS = "the first goes before the second, without a word"
+_FIRST_WINS = "the first overrides the second, and no message says so"
 
 
 def _pairs(setup: Setup, running: Running) -> Iterator[StatementPair]:
@@ -207,42 +207,48 @@ def _pairs(setup: Setup, running: Running) -> Iterator[StatementPair]:
     refuses = "the Trainer refuses to start"
     reader = "accelerate" if is_accelerate else "DeepSpeed"
     for part in ("micro", "accumulation"):
-        yield part, json, program, refuses if is_trainer else f"{reader} goes by the JSON"
-        yield part, setup.unread, program, "which of the two the script takes is not known"
+        yield part, json, program, refuses if is_trainer else f"{reader} takes that of the JSON"
+        yield part, setup.unread, program, "the script may take either"
     plugin = next((statement for statement in setup.of_accelerate if statement.clipping), None)
-    clips = program
+    clipping_program = program
     if program is not None and is_trainer and program.clipping is None:
-        clips = replace(program, clipping=Value(1.0, "max_grad_norm (default)"))
+        clipping_program = replace(program, clipping=Value(1.0, "max_grad_norm (default)"))
     source = json or (plugin if mode.deepspeed else None)
-    yield "clipping", source, clips, refuses if is_trainer else "DeepSpeed goes by the first"
+    yield (
+        "clipping",
+        source,
+        clipping_program,
+        refuses if is_trainer else "DeepSpeed takes the first",
+    )
+    # Command and file of `accelerate launch`, as far as there are both.
     first, second = (*setup.of_accelerate, None, None)[:2]
     if setup.launched_by == "accelerate":
         yield "devices", first, second, _FIRST_WINS
     if not is_accelerate and not is_trainer:
         return
     yield "accumulation", first, second, _FIRST_WINS
-    first = next((statement for statement in setup.of_accelerate if statement.accumulation), None)
-    makes = refuses if is_trainer else _FIRST_WINS
+    source = next((statement for statement in setup.of_accelerate if statement.accumulation), None)
+    consequence = refuses if is_trainer else _FIRST_WINS
     if not mode.deepspeed:
-        makes = "accelerate passes it on only with DeepSpeed, so that it has no effect"
-    yield "accumulation", first, program, makes
-    first = next((statement for statement in setup.of_accelerate if statement.precision), None)
-    if first is not None and first.precision is not None and first.precision.value != "no":
-        yield "precision", first, program, "the arguments decide"
+        consequence = "accelerate passes it on only with DeepSpeed, so that it has no effect"
+    yield "accumulation", source, program, consequence
+    source = next((statement for statement in setup.of_accelerate if statement.precision), None)
+    if source is not None and source.precision is not None and source.precision.value != "no":
+        yield "precision", source, program, "the arguments decide"
         if is_accelerate and json is not None and json.is_on("enabled_precision"):
-            yield "precision", first, json, "accelerate refuses to start"
+            yield "precision", source, json, "accelerate refuses to start"
 
 
 def _differences(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """Two statements of one field may differ."""
-    for part, first, second, makes in _pairs(setup, running):
+    for part, first, second, consequence in _pairs(setup, running):
         one, other = getattr(first, part, None), getattr(second, part, None)
         if first is not None and second is not None and one and other and differ(one, other):
             yield Disagreement(
                 "micro-batch" if part == "micro" else part,
                 # Of the two sources of accelerate itself one is meant to win.
                 "warning" if second is setup.accelerate else "error",
-                f"{first.quote(one)} is not {second.quote(other)}; {makes}",
+                f"{first.quote(one)} is not {second.quote(other)}; {consequence}",
                 f"make both equal: {one.key} {other.value} in the {KINDS[first.kind]}, or "
                 f"{other.key} {one.value}",
             )
@@ -254,20 +260,20 @@ def _unused_values(setup: Setup, _: Running) -> Iterator[Disagreement]:
         yield Disagreement(
             "unread-file",
             "warning",
-            f"{setup.unread.source}: the command states numbers itself, and whether the script "
-            "takes those of the file is not known; they are not used here",
-            "state them in one of the two",
+            f"{setup.unread.source}: not used, since the command states numbers itself and the "
+            "script may not read this file",
+            "state the numbers in one of the two",
         )
     for program in setup.programs:
         if not program.unused:
             continue
-        way = f"--flag {program.unused[0].key}=WORD, one of {', '.join(FLAG_WORDS)}"
+        option = f"--flag {program.unused[0].key}=WORD, one of {', '.join(FLAG_WORDS)}"
         yield Disagreement(
             "unused-number",
             "warning",
             f"{program.source}: {', '.join(map(str, program.unused))}: not used, since the name "
             "does not tell what is counted (samples or tokens, of a device or of all)",
-            f"say it: {way}" if setup.launch is not None else "remove what the program ignores",
+            f"say it: {option}" if setup.launch is not None else "remove what the program ignores",
         )
 
 
@@ -312,7 +318,7 @@ def _accumulation_missing(setup: Setup, running: Running) -> Iterator[Disagreeme
         or (steps is None or (steps.value or 1) == 1)
     ):
         return
-    makes = (
+    consequence = (
         ", which is then 1 for DeepSpeed: it counts another global batch than the Trainer, "
         if setup.trainer is not None
         else "; accelerate then takes 1, and not "
@@ -320,7 +326,7 @@ def _accumulation_missing(setup: Setup, running: Running) -> Iterator[Disagreeme
     yield Disagreement(
         "accumulation-missing",
         "error",
-        f"{json.source}: has no gradient_accumulation_steps{makes}{program.quote(steps)}",
+        f"{json.source}: has no gradient_accumulation_steps{consequence}{program.quote(steps)}",
         f'add "gradient_accumulation_steps": {steps.value} to the DeepSpeed JSON',
     )
 
@@ -349,9 +355,9 @@ def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
     if total is None:
         return
     micro = setup.program.micro if setup.program is not None else None
-    namesake = ""
+    remark = ""
     if micro is not None and micro.key == "train_batch_size":
-        namesake = (
+        remark = (
             "; train_batch_size is the global batch in a DeepSpeed JSON, and the micro-batch of a "
             "device in arguments of accelerate scripts"
         )
@@ -359,7 +365,7 @@ def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
         yield Disagreement(
             "global-batch",
             "error",
-            f"{total.origin} is not devices x micro-batch x accumulation = {geometry}{namesake}",
+            f"{total.origin} is not devices x micro-batch x accumulation = {geometry}{remark}",
             f"set it to {geometry.global_batch_size}, or change the others",
         )
     elif geometry is None and total.value % product:
@@ -385,27 +391,27 @@ def _litgpt_remainder(running: Running) -> str:
 def _precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """One file may switch both precisions on, or two files different ones."""
     json, trainer = setup.deepspeed, setup.trainer
-    doubled = [s for s in (setup.program, json) if s is not None and s.is_on("both_precisions")]
-    for statement in doubled:
+    with_both = [s for s in (setup.program, json) if s is not None and s.is_on("both_precisions")]
+    for statement in with_both:
         yield Disagreement(
             "precision",
             "error",
             f"{statement.source}: fp16 and bf16 are both on, and only one of them can be",
             "switch one off",
         )
-    if doubled:
+    if with_both:
         return
     is_auto = trainer is not None and trainer.precision is not None and trainer.precision.is_auto
     if json is not None and trainer is not None and not is_auto:
-        ours = trainer.precision.value if trainer.precision is not None else None
+        precision = trainer.precision.value if trainer.precision is not None else None
         for name, enabled in json.others["enabled"].items():
-            if enabled is None or enabled == (name == ours):
+            if enabled is None or enabled == (name == precision):
                 continue
             yield Disagreement(
                 "precision",
                 "error",
                 f"{json.source}: {name}.enabled is {str(enabled).lower()}, and {trainer.source} "
-                f"says {ours or 'neither fp16 nor bf16'}; the Trainer refuses to start",
+                f"says {precision or 'neither fp16 nor bf16'}; the Trainer refuses to start",
                 f"set {name}.enabled to {str(not enabled).lower()} in the DeepSpeed JSON, or "
                 f"change the arguments",
             )
@@ -443,7 +449,7 @@ def _clipping(setup: Setup, _: Running) -> Iterator[Disagreement]:
         yield Disagreement(
             "clipping",
             "warning",
-            f"{json.source}: optimizer.params.max_grad_norm clips nothing in DeepSpeed",
+            f"{json.source}: DeepSpeed does not clip by optimizer.params.max_grad_norm",
             "use gradient_clipping",
         )
     norm = program.clipping if program is not None else None

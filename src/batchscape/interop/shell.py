@@ -17,16 +17,20 @@ from pathlib import PurePath
 
 from batchscape.errors import ConfigError
 
-_REFUSED = frozenset(
-    {
-        *("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case"),
-        *("esac", "select", "function", "{", "}", "[[", "!", "coproc"),
-        *("source", ".", "eval", "read", "mapfile", "readarray", "getopts", "let"),
-        *("declare", "typeset", "local"),
-    }
+
+def listed_words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+_REFUSED = listed_words(
+    """
+    if then elif else fi for while until do done case esac select function { } [[ ! coproc
+    source . eval read mapfile readarray getopts let declare typeset local
+    """
 )
 """Control flow, and commands that may set any variable."""
-_SURROUNDINGS = re.compile(r"activate|conda|mamba|profile|bashrc|modules?\.sh|setvars\.sh")
+_SETUP_FILES = re.compile(r"activate|conda|mamba|profile|bashrc|modules?\.sh|setvars\.sh")
 """Files that are sourced to set up programs; they do not concern the batch."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _ADVICE = "give the command with its values: batchscape check-config -- COMMAND"
@@ -63,7 +67,7 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 _EMPTY = "\ue003"
 """Stands beside each quotation, so that an empty one is a word too."""
 _HIDDEN = str.maketrans(" \t\n", "\ue000\ue001\ue002")
-_SHOWN = {0xE000: " ", 0xE001: "\t", 0xE002: "\n", 0xE003: None}
+_UNHIDDEN = {0xE000: " ", 0xE001: "\t", 0xE002: "\n", 0xE003: None}
 
 Word = list[re.Match[str]]
 """Tokens with no blank between them."""
@@ -121,22 +125,23 @@ class _Script:
     def read(self, text: str) -> Iterator[ShellCommand]:
         """Carry out assignments, and yield commands."""
         statement: Word = []
-        before = "\n"
+        joint_before = "\n"
         for token in self._tokens(text):
             if token.lastgroup != "joint":
                 statement.append(token)
                 continue
             words, joint = _words_of(statement), token[0]
             self.line = 1 + text.count("\n", 0, (words[0][0] if words else token).start())
-            for one in statement:
-                if one.lastgroup == "bracket" or (
-                    one.lastgroup == "redirection" and "<<" in one[0]
-                ):
-                    raise self._refusal(one[0])
+            for part in statement:
+                is_here_document = part.lastgroup == "redirection" and "<<" in part[0]
+                if part.lastgroup == "bracket" or is_here_document:
+                    raise self._refusal(part[0])
             if words:
-                beside = before if before not in {"\n", ";", "&"} else joint
-                yield from self._statement(words, "" if beside in {"\n", ";"} else beside)
-            statement, before = [], joint
+                # `&&`, `||` and `|` on either side, or `&` behind it, make it uncertain.
+                is_joined = joint_before not in {"\n", ";", "&"}
+                uncertain = joint_before if is_joined else joint
+                yield from self._statement(words, "" if uncertain in {"\n", ";"} else uncertain)
+            statement, joint_before = [], joint
 
     def _tokens(self, text: str) -> Iterator[re.Match[str]]:
         at = 0
@@ -159,7 +164,7 @@ class _Script:
             f"#SBATCH lines and one launch command; {_ADVICE}"
         )
 
-    def _statement(self, statement: list[Word], beside: str) -> Iterator[ShellCommand]:
+    def _statement(self, statement: list[Word], joint: str) -> Iterator[ShellCommand]:
         """Carry out assignments, and yield the command; a joint makes it uncertain."""
         heads = list(takewhile(_assigns, statement))
         rest = statement[len(heads) :]
@@ -168,21 +173,21 @@ class _Script:
         for word in rest:
             text = self._text(word)
             split = [text] if is_export and _assigns(word) else _BLANKS.split(text)
-            words += [part.translate(_SHOWN) for part in split if part]
+            words += [part.translate(_UNHIDDEN) for part in split if part]
         before = dict(self.variables)
         for word in heads:
             self._assign(word)
         if not words:
-            if heads and beside:
-                raise self._refusal(f"an assignment beside {beside}")
+            if heads and joint:
+                raise self._refusal(f"an assignment beside {joint}")
             return
         variables, self.variables = self.variables, before
-        yield from self._command(words, variables, beside)
+        yield from self._command(words, variables, joint)
 
     def _command(
-        self, words: list[str], variables: dict[str, str], beside: str
+        self, words: list[str], variables: dict[str, str], joint: str
     ) -> Iterator[ShellCommand]:
-        sets_up = words[0] in {"source", ".", "eval"} and _SURROUNDINGS.search(" ".join(words[1:]))
+        sets_up = words[0] in {"source", ".", "eval"} and _SETUP_FILES.search(" ".join(words[1:]))
         is_element = re.match(r"\w+\[.*\]\+?=", words[0]) or words[:2] == ["printf", "-v"]
         if is_element or (words[0] in _REFUSED and not sets_up):
             raise self._refusal(words[0])
@@ -194,7 +199,7 @@ class _Script:
             return
         for argument in words[1:]:
             key, equals, value = argument.partition("=")
-            if beside or "$" in key:
+            if joint or "$" in key:
                 raise self._refusal(" ".join(words)[:40])
             if words[0] == "unset":
                 self.variables.pop(key, None)
@@ -203,15 +208,15 @@ class _Script:
 
     def _assign(self, word: Word) -> None:
         key, operator, _ = re.split(r"(\+?=)", word[0][0], maxsplit=1)
-        adds = operator == "+="
+        is_appended = operator == "+="
         if len(word) > 1 and word[1].lastgroup == "array":
             inner = _words_of(self._tokens(word[1][0][1:-1]))
             texts = [one for each in inner for one in _BLANKS.split(self._text(each)) if one]
-            before = self.arrays.get(key, []) if adds else []
-            self.arrays[key] = [*before, *(text.translate(_SHOWN) for text in texts)]
+            before = self.arrays.get(key, []) if is_appended else []
+            self.arrays[key] = [*before, *(text.translate(_UNHIDDEN) for text in texts)]
             return
-        text = self._text(word).translate(_SHOWN)[len(key + operator) :]
-        self.variables[key] = self.variables.get(key, "") + text if adds else text
+        text = self._text(word).translate(_UNHIDDEN)[len(key + operator) :]
+        self.variables[key] = self.variables.get(key, "") + text if is_appended else text
 
     def _text(self, word: Iterable[re.Match[str]]) -> str:
         """Expand a word; its quoted blanks are hidden, and blanks of variables end words."""
@@ -221,6 +226,7 @@ class _Script:
             if kind == "value":
                 text += self._value(content)
             elif kind == "text" and (array := re.fullmatch(r"\$\{(\w+)\[@\]\}", content)):
+                # `"${NAME[@]}"`: each element is a word.
                 elements = self.arrays.get(array[1], [content])
                 text += " ".join(_EMPTY + one.translate(_HIDDEN) for one in elements)
             elif kind == "text":

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from batchscape.config import CustomModel, ExternalModel, Gpt, Llama, Mlp, RunConfig, Transformers
+from batchscape.config.data import IGNORED
 from batchscape.errors import ConfigError
 from batchscape.models.custom import build_custom
 from batchscape.models.gpt import GptModel
 from batchscape.models.hugging_face import build_hugging_face
 from batchscape.models.llama import LlamaModel
 from batchscape.models.mlp import MlpModel
-from batchscape.models.next_token import IGNORED, NextTokenModel
+from batchscape.models.next_token import NextTokenModel
 from batchscape.models.vocabulary import check_classes, vocabulary_size
 from batchscape.record.spec import DataIdentity
 
@@ -25,16 +26,16 @@ class LossModule(nn.Module):
 
     The loss is the sum of the losses over the labels that bear one: whoever sums over
     micro-steps and ranks divides once, by the global number of labels (never a mean of means).
-    A model may bring a `loss_sum(outputs, labels)` and a `count_right(outputs, labels)` of its
-    own. Else the loss is the cross-entropy over the last dimension of the outputs, and right is
-    where the largest of them is the label's.
+    A model may have methods `loss_sum(outputs, labels)` and `count_right(outputs, labels)`. Without
+    them the loss is the cross-entropy over the last dimension of the outputs, and a prediction is
+    right where the largest output is that of the label.
 
     Parameters
     ----------
     model : nn.Module
     chunk : int, optional
-        Labels whose logits exist at the same time, of a `NextTokenModel`; None: all. Part by part
-        no predictions are counted: those of next tokens are asked for by nobody.
+        Labels of a `NextTokenModel` whose logits exist at the same time; None: all. With a chunk
+        right predictions are not counted: nobody asks for those of next tokens.
     """
 
     def __init__(self, model: nn.Module, chunk: int | None = None) -> None:
@@ -91,7 +92,7 @@ def build_model(config: RunConfig, data: DataIdentity, precision: str) -> LossMo
     torch.manual_seed(config.resolved_init_seed)
     model = _build(config, data)
     if precision == "float64":
-        # As `Module.double`, also where tensors hold no numbers, which that cannot swap.
+        # `Module.double` cannot widen tensors without numbers.
         for tensor in chain(model.parameters(), model.buffers()):
             if tensor.is_floating_point():
                 tensor.data = tensor.data.double()
@@ -111,12 +112,16 @@ def _build(config: RunConfig, data: DataIdentity) -> nn.Module:
         return build_hugging_face(model, data, config.sequence_length)
     if isinstance(model, Mlp):
         if data.features is None:
-            msg = "model=mlp needs samples that are vectors; these data are sequences of tokens"
+            msg = (
+                "model=mlp needs samples that are vectors; these data are sequences of tokens: use "
+                "a language model, such as model=gpt_nano"
+            )
             raise ConfigError(msg)
         return MlpModel(model, data.features, data.classes)
     if data.features is not None or data.task == "class":
         msg = (
-            f"model={model.name} predicts the next token of a sequence; these data ask for a class"
+            f"model={model.name} predicts the next token of a sequence, and these data have "
+            "classes; use model=mlp for vectors, model=hf for sequences"
         )
         raise ConfigError(msg)
     if config.sequence_length is None:
@@ -132,9 +137,9 @@ def _cross_entropy_sum(outputs: Tensor, labels: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.shape[:-1] != labels.shape:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         msg = (
-            "the default loss wants outputs of the shape of the labels and one dimension more, "
+            "the default loss needs outputs of the shape of the labels with one dimension more, "
             f"the classes; got {shape} for labels of {tuple(labels.shape)}; give the model a "
-            "loss_sum(outputs, labels), or data that fit it"
+            "method loss_sum(outputs, labels), or data that fit it"
         )
         raise ConfigError(msg)
     flat = outputs.flatten(0, -2)
@@ -146,7 +151,7 @@ def _cross_entropy_sum(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def _largest_is_label(outputs: Tensor, labels: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.shape[:-1] != labels.shape:
-        # A loss of the model's own, for outputs in which nothing is right or wrong.
+        # The model has its own loss, and outputs that are neither right nor wrong.
         return torch.zeros((), device=labels.device)
     return (outputs.argmax(-1) == labels).sum()
 

@@ -37,7 +37,7 @@ def build_custom(config: CustomModel, data: DataIdentity) -> nn.Module:
     """
     if data.task == "next_token":
         data = replace(data, vocabulary=data_vocabulary(data))
-    model = call_by_path(config.target, config.arguments, offered={"data": data})
+    model = call_by_path(config.target, config.arguments, optional_arguments={"data": data})
     where = f"_target_={config.target}"
     if not isinstance(model, nn.Module):
         msg = f"{where} must return a torch.nn.Module; it returned {type(model).__name__}"

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from batchscape.config import Gpt
-from batchscape.models.attention import causal_attention
-from batchscape.models.drawing import Undrawn
-from batchscape.models.next_token import NextTokenModel
+from batchscape.models.next_token import NextTokenModel, Undrawn, causal_attention
 
 
 class _GptAttention(nn.Module):
@@ -25,7 +23,7 @@ class _GptAttention(nn.Module):
         samples, length, width = x.shape
         qkv = self.qkv(x).view(samples, length, 3, self.n_heads, width // self.n_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        # The layer itself is not called: it says how much the product shall drop.
+        # The layer is not called; it holds the dropout of the attention weights.
         mixed = causal_attention(q, k, v, self.dropout.p if self.dropout.training else 0.0)
         joined: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, length, width))
         return joined

@@ -34,7 +34,7 @@ _DECIDED_ELSEWHERE = {
     "output_hidden_states": "the training, which reads the logits",
     "output_attentions": "the training, which reads the logits",
 }
-"""Entries of a model's configuration that are not the user's to set here, and what decides them."""
+"""Entries of a model's configuration that the user may not set here, and what decides them."""
 
 _PROBE_TOKENS = 4
 
@@ -88,25 +88,34 @@ def build_hugging_face(
         )
         raise ConfigError(msg)
     try:
-        plain = _plain_config(transformers, config)
+        library_config = _read_config(transformers, config)
     except ConfigError:
         raise
     except Exception as error:  # each model checks its configuration with errors of its own
         msg = f"transformers cannot read this model configuration: {error}"
         raise ConfigError(msg) from error
-    vocabulary = _vocabulary(config, plain, data, pads=classifies)
+    vocabulary = _vocabulary(config, library_config, data, pads=classifies)
     if config.path is None:
-        plain.vocab_size = vocabulary.rows
+        library_config.vocab_size = vocabulary.rows
     if "pad_token_id" not in config.settings:
-        plain.pad_token_id = vocabulary.padding
-    plain.use_cache = False
+        library_config.pad_token_id = vocabulary.padding
+    library_config.use_cache = False
     if classifies:
-        plain.num_labels = data.classes
-    _check_length(plain, sequence_length)
-    network = _network(transformers, config, plain, classifies=classifies)
+        library_config.num_labels = data.classes
+    positions = getattr(library_config, "max_position_embeddings", None)
+    if isinstance(positions, int) and sequence_length is not None and sequence_length > positions:
+        name = library_config.attribute_map.get(
+            "max_position_embeddings", "max_position_embeddings"
+        )
+        msg = (
+            f"data.sequence_length may be at most the positions of the model, {name}={positions}; "
+            f"given {sequence_length}"
+        )
+        raise ConfigError(msg)
+    network = _network(transformers, config, library_config, classifies=classifies)
     model = HuggingFaceModel(network, vocabulary.padding if classifies else None)
     if not classifies:
-        _check_causal(model, plain)
+        _check_causal(model, library_config)
     return model
 
 
@@ -115,18 +124,18 @@ def nothing_packed() -> Iterator[None]:
     """Let `transformers` build masks for tensors without numbers.
 
     It looks whether positions begin anew within a sample, and writes out a mask where it cannot
-    know. Ours are counted by the model itself, and never do.
+    know. The model counts ours itself, so that they never begin anew.
     """
     masks: Any = importlib.import_module("transformers.masking_utils")
-    looking = masks.find_packed_sequence_indices
+    find_packed = masks.find_packed_sequence_indices
     masks.find_packed_sequence_indices = lambda *_, **__: None
     try:
         yield
     finally:
-        masks.find_packed_sequence_indices = looking
+        masks.find_packed_sequence_indices = find_packed
 
 
-def _plain_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN401
+def _read_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN401
     """Return the configuration that folder and settings give."""
     settings = dict(config.settings)
     for name, decider in _DECIDED_ELSEWHERE.items():
@@ -139,20 +148,21 @@ def _plain_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN4
         if model_type not in known_types:
             msg = f"model.settings.model_type={model_type!r} is unknown to transformers"
             raise ConfigError(msg + did_you_mean(near_names(str(model_type), known_types, 3)))
-        _check_known(settings, transformers.AutoConfig.for_model(model_type), model_type)
-        # The class's own special tokens are those of a vocabulary that is not in use.
-        unused = {"bos_token_id": None, "eos_token_id": None}
-        return transformers.AutoConfig.for_model(model_type, **{**unused, **settings})
+        _check_settings(settings, transformers.AutoConfig.for_model(model_type), model_type)
+        # By default the class has special tokens of a vocabulary that is not in use.
+        special_tokens = {"bos_token_id": None, "eos_token_id": None}
+        return transformers.AutoConfig.for_model(model_type, **{**special_tokens, **settings})
     folder = Path(config.path)
-    config_file(folder)
-    plain = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    _check_known(settings, plain, plain.model_type)
+    config_file(folder)  # refuses a folder without one
+    library_config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    _check_settings(settings, library_config, library_config.model_type)
     return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
 
 
-def _check_known(settings: dict[str, Any], plain: Any, model_type: str) -> None:  # noqa: ANN401
+def _check_settings(settings: dict[str, Any], library_config: Any, model_type: str) -> None:  # noqa: ANN401
     """Refuse settings that the library would take without an error and never read."""
-    setting_names = {*type(plain)().to_dict(), *plain.attribute_map} - {*_DECIDED_ELSEWHERE}
+    setting_names = {*type(library_config)().to_dict(), *library_config.attribute_map}
+    setting_names -= _DECIDED_ELSEWHERE.keys()
     for name in settings:
         if name not in setting_names:
             msg = f"model.settings.{name} is no setting of {model_type}"
@@ -161,103 +171,101 @@ def _check_known(settings: dict[str, Any], plain: Any, model_type: str) -> None:
 
 def _vocabulary(
     config: Transformers,
-    plain: Any,  # noqa: ANN401
+    library_config: Any,  # noqa: ANN401
     data: DataIdentity,
     *,
     pads: bool,
 ) -> _Vocabulary:
     """Settle the rows of the embedding, and the token that pads."""
-    needed = data_vocabulary(data)
+    data_rows = data_vocabulary(data)
     has_size = config.path is not None or "vocab_size" in config.settings
-    # One row more stands for the padding, so that no real token is taken for it.
-    rows: int = plain.vocab_size if has_size else needed + pads
+    # A row more, for a padding token that no real token equals.
+    rows: int = library_config.vocab_size if has_size else data_rows + pads
     check_vocabulary("the model's vocab_size", rows, data)
+    padding: int | None = None
     if config.path is not None or "pad_token_id" in config.settings:
-        padding: int | None = plain.pad_token_id
-    else:
-        padding = None
+        padding = library_config.pad_token_id
     if padding is None and pads:
-        padding = needed if rows > needed else plain.pad_token_id
-    if padding is None and pads:
-        # The last token that is not padding is looked for: at worst an earlier one is found, the
-        # same for a sample in whatever batch it is.
-        padding = plain.eos_token_id
+        padding = data_rows if rows > data_rows else library_config.pad_token_id
+        if padding is None:
+            # The classifier reads the last token that is not padding: if the text itself has this
+            # one, an earlier token, which is the same in every batch.
+            padding = library_config.eos_token_id
     if pads and not (isinstance(padding, int) and 0 <= padding < rows):
         msg = (
             f"a classifier of sequences needs a token that pads: give model.settings.pad_token_id "
-            f"below vocab_size={rows}, or a vocab_size above the data's vocabulary, {needed}"
+            f"below vocab_size={rows}, or a vocab_size above the data's vocabulary, {data_rows}"
         )
         raise ConfigError(msg)
     return _Vocabulary(rows, padding)
 
 
-def _check_length(plain: Any, sequence_length: int | None) -> None:  # noqa: ANN401
-    most = getattr(plain, "max_position_embeddings", None)
-    if isinstance(most, int) and sequence_length is not None and sequence_length > most:
-        name = plain.attribute_map.get("max_position_embeddings", "max_position_embeddings")
-        msg = (
-            f"data.sequence_length may be at most the positions of the model, {name}={most}; "
-            f"given {sequence_length}"
-        )
-        raise ConfigError(msg)
-
-
 def _network(
     transformers: Any,  # noqa: ANN401
     config: Transformers,
-    plain: Any,  # noqa: ANN401
+    library_config: Any,  # noqa: ANN401
     *,
     classifies: bool,
 ) -> nn.Module:
     """Build the network, with random parameters or those of the folder."""
-    kind = "AutoModelForSequenceClassification" if classifies else "AutoModelForCausalLM"
-    if plain.is_encoder_decoder:
-        msg = f"{plain.model_type} is an encoder with a decoder; model=hf trains neither"
+    class_name = "AutoModelForSequenceClassification" if classifies else "AutoModelForCausalLM"
+    if library_config.is_encoder_decoder:
+        msg = (
+            f"model=hf trains decoders alone, and {library_config.model_type} is an encoder with a "
+            "decoder; use a causal model, such as gpt2 or llama"
+        )
         raise ConfigError(msg)
     options = {"attn_implementation": "sdpa", "dtype": torch.float32}
-    loading: dict[str, Any] = {}
+    loading_info: dict[str, Any] = {}
     try:
         if config.pretrained and config.path is not None:
             weight_files(Path(config.path))
-            network, loading = getattr(transformers, kind).from_pretrained(
+            network, loading_info = getattr(transformers, class_name).from_pretrained(
                 config.path,
-                config=plain,
+                config=library_config,
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
                 **options,
             )
         else:
-            network = getattr(transformers, kind).from_config(plain, **options)
+            network = getattr(transformers, class_name).from_config(library_config, **options)
     except ConfigError:
         raise
     except Exception as error:  # each model refuses its configuration with errors of its own
-        msg = f"transformers cannot build this {plain.model_type} ({kind}): {error}"
+        msg = f"transformers cannot build this {library_config.model_type} ({class_name}): {error}"
         raise ConfigError(msg) from error
-    body = f"{network.base_model_prefix}."
-    # A classifier's head is new; a body with random parts would pass for a pretrained model.
-    missing = [n for n in loading.get("missing_keys", ()) if not classifies or n.startswith(body)]
-    if missing:
-        count, names = count_text(len(missing), "parameter"), list_text(sorted(missing), "and", 3)
+    body_prefix = f"{network.base_model_prefix}."
+    # Only the head of a classifier may be new: no body with random parts passes for pretrained.
+    missing_parameters = [
+        n
+        for n in loading_info.get("missing_keys", ())
+        if not classifies or n.startswith(body_prefix)
+    ]
+    if missing_parameters:
+        count, names = (
+            count_text(len(missing_parameters), "parameter"),
+            list_text(sorted(missing_parameters), "and", 3),
+        )
         msg = f"the weights in {config.path} lack {count}: {names}"
         raise ConfigError(msg)
     trained: nn.Module = network.train()
     return trained
 
 
-def _check_causal(model: HuggingFaceModel, plain: Any) -> None:  # noqa: ANN401
+def _check_causal(model: HuggingFaceModel, library_config: Any) -> None:  # noqa: ANN401
     """Refuse a model that sees the token it has to predict, as encoders do."""
     tokens = torch.zeros(2, _PROBE_TOKENS, dtype=torch.long)
     tokens[1, -1] = 1
     model.eval()
     with torch.no_grad():
-        one, other = model(tokens)[:, :-1]
+        first_logits, second_logits = model(tokens)[:, :-1]
     model.train()
-    if one.is_meta or type(one) is not Tensor:
-        return  # a prediction has no numbers to compare; the training will
-    if not torch.allclose(one, other, rtol=1e-4, atol=1e-5):
+    if first_logits.is_meta or type(first_logits) is not Tensor:
+        return  # tensors without numbers: the training itself will check the model
+    if not torch.allclose(first_logits, second_logits, rtol=1e-4, atol=1e-5):
         msg = (
-            f"this {plain.model_type} sees later tokens, so it cannot learn to predict them; "
-            "use a causal model (for some encoders: model.settings.is_decoder=true)"
+            f"this {library_config.model_type} sees later tokens, so it cannot learn to predict "
+            "them; use a causal model (for some encoders: model.settings.is_decoder=true)"
         )
         raise ConfigError(msg)

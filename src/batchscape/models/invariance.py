@@ -13,17 +13,17 @@ from batchscape.errors import ConfigError
 from batchscape.models.undisturbed import undisturbed
 
 PROBED_SAMPLES = 4
-"""Samples that suffice: two halves of two, as statistics over one sample are none."""
+"""Two halves of two samples: batch statistics need two."""
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Largest relative difference between a sum of losses and the sum over its halves. Rounding of
 another batch shape was measured at 7e-7 in float32 and 4e-15 in float64; losses that look at
 other samples differ by far more than the tolerance."""
-_MEAN = 0.1
-"""How near to one the ratio must be, when a batch is doubled, to call a loss a mean; a sum has
-two, and dropout moves either by a few percent."""
-_NORMALISING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_DROPPING = (
+_MEAN_TOLERANCE = 0.1
+"""A loss is a mean if doubling a batch multiplies it by one, up to this; it doubles a sum. Dropout
+moves either by a few percent."""
+_NORMALISATION_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_DROPOUT_LAYERS = (
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
     *(nn.AlphaDropout, nn.FeatureAlphaDropout),
 )
@@ -59,67 +59,67 @@ def why_not_invariant(
     ConfigError
         If the loss is a mean instead of a sum.
     """
-    reasons = _layers(module)
+    reasons = _reasons_of_layers(module)
     # A compiled module is called as it was written: these shapes are not the training's.
     forward = forward or module.forward
     inputs, labels = batch
     half = len(inputs) // 2
     first, second = (inputs[:half], labels[:half]), (inputs[half:], labels[half:])
     doubled = (torch.cat([first[0]] * 2), torch.cat([first[1]] * 2))
-    with torch.no_grad(), _full_precision(), undisturbed(module) as buffers, _undropped(module):
-        parts = [_loss(forward, *part) for part in (first, second)]
-        of_all, again = (_loss(forward, inputs, labels) for _ in range(2))
-        ratio = _loss(forward, *doubled) / parts[0] if parts[0] else math.nan
+    with torch.no_grad(), _without_tf32(), undisturbed(module) as buffers, _without_dropout(module):
+        half_losses = [_loss(forward, *part) for part in (first, second)]
+        whole_loss, repeated_loss = (_loss(forward, inputs, labels) for _ in range(2))
+        ratio = _loss(forward, *doubled) / half_losses[0] if half_losses[0] else math.nan
         for buffer in buffers:
-            is_named = isinstance(buffer.owner, _NORMALISING) and buffer.owner.training
-            if not is_named and buffer.has_changed():
+            is_reported = isinstance(buffer.owner, _NORMALISATION_LAYERS) and buffer.owner.training
+            if not is_reported and buffer.has_changed():
                 reasons.append(f"buffers change in forward: {buffer.full_name}")
                 break
-    if abs(ratio - 1) < _MEAN:
+    if abs(ratio - 1) < _MEAN_TOLERANCE:
         msg = (
             "the model's loss is a mean: doubling the samples does not double it. It must be the "
             "sum over the labels that bear a loss, which is divided once, by their global number; "
             "use reduction='sum'"
         )
         raise ConfigError(msg)
-    if not all(map(math.isfinite, (*parts, of_all, again))):
-        return "; ".join(reasons) or None  # the training will say so
-    explained = any(not reason.startswith("dropout") for reason in reasons)
-    if not explained and of_all != again:
-        explained = True
-        # Some attention drops without a layer that could be switched off.
+    if not all(map(math.isfinite, (*half_losses, whole_loss, repeated_loss))):
+        return "; ".join(reasons) or None  # the training will report the loss that is not finite
+    is_explained = any(not reason.startswith("dropout") for reason in reasons)
+    if not is_explained and whole_loss != repeated_loss:
+        is_explained = True
+        # Some attention drops numbers without a dropout layer.
         if not reasons:
             reasons.append("dropout or other randomness: two forwards of the same samples differ")
     tolerance = _TOLERANCE.get(next(module.parameters()).dtype, _TOLERANCE[torch.float32])
-    if not explained and abs(sum(parts) - of_all) > tolerance * abs(of_all):
+    if not is_explained and abs(sum(half_losses) - whole_loss) > tolerance * abs(whole_loss):
         reasons.append("loss not additive over samples")
     return "; ".join(reasons) or None
 
 
-def _layers(module: nn.Module) -> list[str]:
+def _reasons_of_layers(module: nn.Module) -> list[str]:
     """Name the layers that look at other samples, or draw numbers."""
     reasons = []
     for name, layer in module.named_modules():
-        if isinstance(layer, _NORMALISING) and layer.training:
+        if isinstance(layer, _NORMALISATION_LAYERS) and layer.training:
             reasons.append(f"batch normalisation: {name}")
             break
     for name, layer in module.named_modules():
-        if isinstance(layer, _DROPPING) and layer.training and layer.p > 0:
+        if isinstance(layer, _DROPOUT_LAYERS) and layer.training and layer.p > 0:
             reasons.append(f"dropout: {name}, p={layer.p:g}")
             break
     return reasons
 
 
 @contextmanager
-def _undropped(module: nn.Module) -> Iterator[None]:
+def _without_dropout(module: nn.Module) -> Iterator[None]:
     """Switch dropout layers off: their noise would hide other reasons."""
-    dropping = [m for m in module.modules() if isinstance(m, _DROPPING) and m.training]
-    for layer in dropping:
+    dropout_layers = [m for m in module.modules() if isinstance(m, _DROPOUT_LAYERS) and m.training]
+    for layer in dropout_layers:
         layer.training = False
     try:
         yield
     finally:
-        for layer in dropping:
+        for layer in dropout_layers:
             layer.training = True
 
 
@@ -128,12 +128,12 @@ def _loss(forward: _Forward, inputs: Tensor, labels: Tensor) -> float:
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
+def _without_tf32() -> Iterator[None]:
     """Compute products in the precision of the parameters, not in TF32."""
-    before = torch.get_float32_matmul_precision()
+    precision_before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(precision_before)

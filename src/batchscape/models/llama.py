@@ -7,9 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from batchscape.config import Llama
-from batchscape.models.attention import causal_attention
-from batchscape.models.drawing import Undrawn
-from batchscape.models.next_token import NextTokenModel
+from batchscape.models.next_token import NextTokenModel, Undrawn, causal_attention
 
 _EPSILON = 1e-5
 """Added to the mean square by RMSNorm. Source: `norm_eps` of the released Llama weights."""
@@ -71,7 +69,13 @@ class LlamaModel(NextTokenModel):
         for parameter in self.parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
-        angles = _angles(sequence_length, config.d_model // config.n_heads, config.rope_base)
+        # Rotation of each position and pair of features, which are half a head apart, in the order
+        # of Hugging Face's weights. Source: Su et al. 2021 (arXiv 2104.09864), section 3.2.2.
+        head_width = config.d_model // config.n_heads
+        exponents = -torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
+        positions = torch.arange(sequence_length, dtype=torch.float64)
+        pair_angles = torch.outer(positions, config.rope_base**exponents)
+        angles = torch.cat([pair_angles, pair_angles], dim=-1)
         self.register_buffer("cosine", angles.cos().float(), persistent=False)
         self.register_buffer("sine", angles.sin().float(), persistent=False)
 
@@ -90,17 +94,6 @@ class LlamaModel(NextTokenModel):
             x = block(x, cosine, sine)
         last: Tensor = self.norm(x)
         return last
-
-
-def _angles(length: int, head_width: int, base: float) -> Tensor:
-    """Return the rotation of each position and pair of features, shape (length, head_width).
-
-    The two features of a pair are half a head apart. Source: Su et al. 2021 (arXiv 2104.09864),
-    section 3.2.2, in the order of features that Hugging Face's weights have.
-    """
-    frequencies = base ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
-    return torch.cat([angles, angles], dim=-1)
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -1,17 +1,60 @@
-"""What the built-in language models share: from hidden states to logits, and to a loss."""
+"""What the built-in language models share: layers that they draw, attention, and their loss."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-IGNORED = -100
-"""Target that bears no loss."""
+from batchscape.config.data import IGNORED
+
+_SHORT_CONTEXT = 128
+"""Context up to which the CPU's bfloat16 flash backward is far slower than the float32 one."""
+_DRAWS = {nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_}
+"""What linear layers and embeddings draw their parameters with."""
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    """Mix values by scaled dot products of queries and earlier keys."""
+    shares_keys = k.shape[1] != q.shape[1]
+    if v.device.type == "cpu" and v.dtype == torch.bfloat16 and v.shape[2] <= _SHORT_CONTEXT:
+        with torch.autocast("cpu", enabled=False):
+            return functional.scaled_dot_product_attention(
+                *(q.float(), k.float(), v.float()),
+                dropout_p=dropout,
+                is_causal=True,
+                enable_gqa=shares_keys,
+            )
+    return functional.scaled_dot_product_attention(
+        q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=shares_keys
+    )
+
+
+class Undrawn(TorchFunctionMode):
+    """Layers built in this context leave their parameters unset, for the model to draw.
+
+    One thread draws some 150 million numbers a second: to draw parameters twice would take seconds
+    more for each billion.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,  # noqa: ANN401  (as torch declares it)
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Do what is called, but draw nothing."""
+        kwargs = kwargs or {}
+        if func in _DRAWS:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 class NextTokenModel(nn.Module, ABC):
@@ -66,38 +109,38 @@ class _CrossEntropySum(torch.autograd.Function):
         chunk: int,
         with_gradient: bool,
     ) -> Tensor:
-        of_hidden = torch.empty_like(hidden) if with_gradient else None
+        hidden_gradient = torch.empty_like(hidden) if with_gradient else None
         # Summed over the parts in no less than float32, whatever the products are in.
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        of_weight = torch.zeros_like(weight, dtype=wide) if with_gradient else None
+        sum_type = torch.promote_types(weight.dtype, torch.float32)
+        weight_gradient = torch.zeros_like(weight, dtype=sum_type) if with_gradient else None
         parts = []
         for start in range(0, len(hidden), chunk):
-            here = slice(start, start + chunk)
-            logits = functional.linear(hidden[here], weight)
-            product = logits.dtype
-            logits = logits.to(torch.promote_types(product, torch.float32))
+            rows = slice(start, start + chunk)
+            logits = functional.linear(hidden[rows], weight)
+            product_type = logits.dtype
+            logits = logits.to(torch.promote_types(product_type, torch.float32))
             log_p = functional.log_softmax(logits, -1)
             del logits
             parts.append(
-                functional.nll_loss(log_p, labels[here], ignore_index=IGNORED, reduction="sum")
+                functional.nll_loss(log_p, labels[rows], ignore_index=IGNORED, reduction="sum")
             )
-            if of_hidden is not None and of_weight is not None:
-                real = (labels[here] != IGNORED).unsqueeze(1)
-                of_logits = log_p.exp_()
-                of_logits.scatter_add_(
-                    1, labels[here].clamp(min=0).unsqueeze(1), -real.to(of_logits.dtype)
+            if hidden_gradient is not None and weight_gradient is not None:
+                is_real = (labels[rows] != IGNORED).unsqueeze(1)
+                logit_gradient = log_p.exp_()
+                logit_gradient.scatter_add_(
+                    1, labels[rows].clamp(min=0).unsqueeze(1), -is_real.to(logit_gradient.dtype)
                 )
-                of_logits *= real
+                logit_gradient *= is_real
                 # As the backward of a linear layer does: in the type of its forward.
-                of_logits = of_logits.to(product)
-                of_hidden[here] = torch.mm(of_logits, weight)
-                of_weight += torch.mm(of_logits.t(), hidden[here])
+                logit_gradient = logit_gradient.to(product_type)
+                hidden_gradient[rows] = torch.mm(logit_gradient, weight)
+                weight_gradient += torch.mm(logit_gradient.t(), hidden[rows])
             del log_p
-        ctx.save_for_backward(of_hidden, of_weight)
+        ctx.save_for_backward(hidden_gradient, weight_gradient)
         return torch.stack(parts).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        of_hidden, of_weight = ctx.saved_tensors
-        return of_hidden * gradient, of_weight * gradient, None, None, None
+        hidden_gradient, weight_gradient = ctx.saved_tensors
+        return hidden_gradient * gradient, weight_gradient * gradient, None, None, None

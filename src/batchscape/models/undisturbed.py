@@ -1,4 +1,4 @@
-"""Forwards that leave no trace in what a model trains from."""
+"""Forwards that change neither buffers nor random state."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Buffer:
 
     def has_changed(self) -> bool:
         """Whether its owner has another content by this name now."""
-        now, before = getattr(self.owner, self.name, None), self.content
-        if now is None or now.shape != before.shape or now.dtype != before.dtype:
+        current, before = getattr(self.owner, self.name, None), self.content
+        if current is None or current.shape != before.shape or current.dtype != before.dtype:
             return True
-        return not bool(((now == before) | (now.isnan() & before.isnan())).all())
+        return not bool(((current == before) | (current.isnan() & before.isnan())).all())
 
     def restore(self) -> None:
         """Put tensor and content back; a forward may have assigned another tensor."""

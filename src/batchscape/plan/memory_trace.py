@@ -45,9 +45,9 @@ from batchscape.models.hugging_face import nothing_packed
 from batchscape.models.source import without_weights
 from batchscape.plan.one_rank import one_rank
 from batchscape.record.spec import RunSpec
+from batchscape.train.accumulation import rehearse
 from batchscape.train.batches import to_device
 from batchscape.train.loader import BatchLoader, StepBatches
-from batchscape.train.rehearsal import rehearse
 
 _CPU = torch.device("cpu")
 _OPTIMIZER_STEPS = 2

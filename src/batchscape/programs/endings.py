@@ -13,28 +13,28 @@ from batchscape.record.files import end_of
 from batchscape.record.outcome import killed_by
 from batchscape.record.status import Status
 
-HELPS_THE_END = (
+EXIT_ADVICE = (
     "end main() by sys.stdout.flush(); os._exit(0) once all is written, see docs/own_script.md"
 )
-"""What helps a script whose interpreter hangs or aborts after the training."""
+"""Advice for a script whose interpreter hangs or aborts after the training."""
 
 _ABORTED = "terminate called without an active exception"
 """What C++ prints where a thread is destroyed that still runs: one of a process group."""
 _TAIL_BYTES = 1 << 16
 _LAST_LINES = 6
-"""Lines at the end that are judged: of a program that names no error, or after the last one."""
-_RAISED = r"(?:\w+\.)*\w*(?:Error|Exception)\b:.*"
+"""Lines that are judged: from the last error on, or at the end of a log that names none."""
+_EXCEPTION = r"(?:\w+\.)*\w*(?:Error|Exception)\b:.*"
 _OUT_OF_MEMORY = re.compile(
     r"(?:\w+\.)*(?:OutOfMemoryError|MemoryError|_ArrayMemoryError)(?::|\s*$)"
-    rf"|(?:{_RAISED}|terminate called after throwing an instance of '|\s*what\(\):\s+)?"
+    rf"|(?:{_EXCEPTION}|terminate called after throwing an instance of '|\s*what\(\):\s+)?"
     rf"(?:{OUT_OF_MEMORY.pattern})"
 )
-"""How a line begins that says that memory is out. A program that only speaks of it, in the middle
-of a line, may have died of anything."""
+"""How a line begins that says that memory is out. A program that mentions it in the middle of a
+line may have died of something else."""
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b:\s*\S.*)")
 _NO_CAUSE = ("ChildFailedError", "CalledProcessError", "SignalException")
 """Errors of launchers that only say that their child has one."""
-_REFUSED = re.compile(r"(\S.*: error: \S.*)")
+_ARGPARSE_ERROR = re.compile(r"(\S.*: error: \S.*)")
 """How argparse refuses arguments, below a line of usage."""
 _HAS_WORDS = re.compile(r"\w")
 _OF_RANK = re.compile(r"\[rank(\d+)\]:\s?")
@@ -73,14 +73,14 @@ def ending(code: int, log: Path, offset: int, *, is_trained: bool = False) -> En
     if code == 0:
         return None
     text = end_of(log, _TAIL_BYTES, offset).decode(errors="replace")
-    how = _how("the program", code)
+    exit_text = _exit_text("the program", code)
     words = last_words(text)
-    reason = how if words is None else f"{how}; its log ends: {words}"
+    reason = exit_text if words is None else f"{exit_text}; its log ends: {words}"
     if is_trained and _ABORTED in text:
         reason = (
-            f"{how} after its last optimizer step: a thread of its process group, which a wrapped "
-            f"model still held, aborted Python while that was taken down ({_ABORTED}); what helps: "
-            f"{HELPS_THE_END}"
+            f"{exit_text} after its last optimizer step: a wrapped model still held a thread of "
+            f"its process group, which aborted Python at its end ({_ABORTED}); what helps: "
+            f"{EXIT_ADVICE}"
         )
     if _is_out_of_memory(text, words):
         return Ending(Status.OOM, Cause.OUT_OF_MEMORY, reason)
@@ -95,24 +95,24 @@ def ending(code: int, log: Path, offset: int, *, is_trained: bool = False) -> En
 def _is_out_of_memory(text: str, words: str | None) -> bool:
     """Return whether the last error of a log, or else its last lines, say that memory was out.
 
-    What follows the error counts as well: NCCL gives its details below.
+    Lines below the error count as well: NCCL gives its details there.
     """
-    lines = [_OF_RANK.sub("", line, count=1) for line in _own_lines(text) if line.strip()]
-    last = lines[-_LAST_LINES:]
+    lines = [_OF_RANK.sub("", line, count=1) for line in _program_lines(text) if line.strip()]
+    judged_lines = lines[-_LAST_LINES:]
     if words is not None and _ERROR.match(words):
-        places = [place for place, line in enumerate(lines) if words in line]
-        last = lines[places[-1] :][:_LAST_LINES] if places else []
-    return any(_OUT_OF_MEMORY.match(line) for line in (words or "", *last))
+        indices = [index for index, line in enumerate(lines) if words in line]
+        judged_lines = lines[indices[-1] :][:_LAST_LINES] if indices else []
+    return any(_OUT_OF_MEMORY.match(line) for line in (words or "", *judged_lines))
 
 
 def last_words(text: str) -> str | None:
     """Return the last error of a log, else its last line.
 
-    Launchers print a summary after the errors of their workers, which says less, and is added only
-    where no error is found. Where that of torchrun names the rank that failed first, the error is
-    that of this rank: the others fail because it is gone.
+    A launcher prints a summary after the errors of its workers; it is added only where there is no
+    error. Where torchrun's summary names the rank that failed first, the error of this rank is
+    returned: the other ranks fail because it is gone.
     """
-    own_lines = _own_lines(text)
+    lines_of_program = _program_lines(text)
     launcher_errors = [
         line.strip()
         for line in text.splitlines()
@@ -122,14 +122,14 @@ def last_words(text: str) -> str | None:
     error = None
     if root := _root_cause(text):
         rank, code = root
-        error = _last_error(own_lines, {str(rank)}) or _last_error(own_lines, {None})
-        summary = _how(f"rank {rank}", code)
-        if error is None and (other := _last_error(own_lines)):
-            return f"{summary}; of another rank: {other}"
-    if error := error or _last_error(own_lines):
+        error = _last_error(lines_of_program, {str(rank)}) or _last_error(lines_of_program, {None})
+        summary = _exit_text(f"rank {rank}", code)
+        if error is None and (error_elsewhere := _last_error(lines_of_program)):
+            return f"{summary}; of another rank: {error_elsewhere}"
+    if error := error or _last_error(lines_of_program):
         return error
-    lines = [line.strip() for line in own_lines if _HAS_WORDS.search(line)]
-    return "; then: ".join([*lines[-1:], *([] if summary is None else [summary])]) or None
+    lines = [line.strip() for line in lines_of_program if _HAS_WORDS.search(line)]
+    return "; then: ".join(filter(None, [*lines[-1:], summary])) or None
 
 
 def _root_cause(text: str) -> tuple[int, int] | None:
@@ -138,32 +138,32 @@ def _root_cause(text: str) -> tuple[int, int] | None:
     return (int(reports[-1][1]), int(reports[-1][2])) if reports else None
 
 
-def _own_lines(text: str) -> list[str]:
-    """Return what a program printed itself: no lines, traceback or summary of its launcher.
+def _program_lines(text: str) -> list[str]:
+    """Return what a program printed itself, without lines, traceback and summary of its launcher.
 
-    Where torchrun has started it several times, what its last start printed.
+    Where torchrun has started it several times, only the last start counts.
     """
     if _root_cause(text):
-        for failed in list(FAILED_START.finditer(text))[-2:-1]:
-            text = text[failed.end() :]
+        for failed_start in list(FAILED_START.finditer(text))[-2:-1]:
+            text = text[failed_start.end() :]
     footer = _FOOTER.search(text)
     if footer is not None and _root_cause(text):
         text = text[: footer.start()]
-    kept: list[str] = []
-    begin: int | None = None
+    program_lines: list[str] = []
+    traceback_begin: int | None = None
     for line in text.splitlines():
         if _OF_LAUNCHER.match(line):
             continue
         if line.startswith(_TRACEBACK):
-            begin = len(kept)
+            traceback_begin = len(program_lines)
         is_summary = _ERROR.match(line) and any(name in line for name in _NO_CAUSE)
         if is_summary:
-            del kept[len(kept) if begin is None else begin :]
+            del program_lines[len(program_lines) if traceback_begin is None else traceback_begin :]
         else:
-            kept.append(line)
+            program_lines.append(line)
         if not line.startswith((" ", _TRACEBACK)):
-            begin = None
-    return kept
+            traceback_begin = None
+    return program_lines
 
 
 def _last_error(lines: Sequence[str], ranks: Collection[str | None] | None = None) -> str | None:
@@ -180,17 +180,17 @@ def _last_error(lines: Sequence[str], ranks: Collection[str | None] | None = Non
         content = line if prefix is None else line[prefix.end() :]
         match = _ERROR.match(content.strip())
         if match is None and is_usage:
-            match = _REFUSED.match(content.strip())
+            match = _ARGPARSE_ERROR.match(content.strip())
         if content[:1].strip() and match is None:
             is_usage = content.lower().startswith("usage: ")
-        ends = in_traceback.get(rank, False) and content[:1].strip() != ""
+        ends_traceback = in_traceback.get(rank, False) and content[:1].strip() != ""
         if content.startswith(_TRACEBACK):
             in_traceback[rank] = True
-        elif ends or match:
+        elif ends_traceback or match:
             in_traceback[rank] = False
             error = content.strip() if match is None else match[1]
     return error
 
 
-def _how(what: str, code: int) -> str:
+def _exit_text(what: str, code: int) -> str:
     return f"{what} exited with code {code}" if code >= 0 else killed_by(what, -code)

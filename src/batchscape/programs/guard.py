@@ -28,13 +28,13 @@ from batchscape.system import adopt_orphans, end_with_parent
 
 _POLL_S = 0.05
 _END_GRACE_S = 2.0
-"""Time for other processes of the program once it has ended itself: some flush to a disk."""
+"""Time for other processes of the program after its end: some flush to a disk."""
 _KILL_LIMIT_S = 10.0
 """Longest time to wait for killed processes; one that waits for a device may not die at all."""
 
 
 def _tell(**message: object) -> None:
-    # A watcher that is gone is noticed where the next message is awaited.
+    # `_watch` notices a watcher that is gone.
     with contextlib.suppress(OSError):
         os.write(1, (json.dumps(message) + "\n").encode())
 
@@ -52,23 +52,23 @@ def _reap() -> None:
 
 def _kill_all() -> int:
     """Kill every process below this one, until none is left; return how many there were."""
-    killed = set()
+    killed_pids = set()
     deadline = time.monotonic() + _KILL_LIMIT_S
-    while (alive := _descendants()) and time.monotonic() < deadline:
-        for process in alive:
+    while (descendants := _descendants()) and time.monotonic() < deadline:
+        for process in descendants:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() != psutil.STATUS_ZOMBIE:
-                    killed.add(process.pid)
+                    killed_pids.add(process.pid)
                     process.kill()
         _reap()
         time.sleep(_POLL_S / 5)
-    return len(killed)
+    return len(killed_pids)
 
 
 def _exit_code(pid: int) -> int | None:
     """Return the exit code of the program; None while it runs."""
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
+    waited_pid, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if waited_pid else None
 
 
 def _watch(pid: int) -> int:
@@ -84,7 +84,7 @@ def _watch(pid: int) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGTERM)
         else:
-            # Asked for, or nobody is there any more to ask.
+            # `k`, or the end of standard input: whoever watches the run is gone.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             while (code := _exit_code(pid)) is None:
@@ -92,7 +92,7 @@ def _watch(pid: int) -> int:
             return code
 
 
-def _let_end() -> int:
+def _wait_for_rest() -> int:
     """Wait a little for the rest of the program, then kill it; return the number of killed ones."""
     deadline = time.monotonic() + _END_GRACE_S
     while time.monotonic() < deadline:
@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
     """Run `argv` to its end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Where the system lets nobody adopt, the program's process group is all that can be ended.
+    # On a system that lets no process adopt others, only the program's process group can be ended.
     adopt_orphans()
     try:
         program = subprocess.Popen(
@@ -125,7 +125,7 @@ def main(argv: list[str]) -> int:
     _tell(pid=program.pid)
     code = _watch(program.pid)
     program.returncode = code  # it was waited for here
-    _tell(code=code, left=_let_end())
+    _tell(code=code, left=_wait_for_rest())
     return 0
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config import Command
-from batchscape.config.template import fill, written
+from batchscape.config.template import fill, to_text
 from batchscape.errors import LaunchError
 from batchscape.record.folder import RunFolder
 from batchscape.record.placeholders import placeholder_values, used_placeholders
@@ -55,14 +55,16 @@ def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: in
     placeholders = used_placeholders(command)
     if "port" in placeholders:
         # Another program may take it before this one does.
-        with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))
-            values["port"] = listening.getsockname()[1]
-    texts = {name: written(values[name]) for name in placeholders}
-    inherited = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            values["port"] = listener.getsockname()[1]
+    texts = {name: to_text(values[name]) for name in placeholders}
+    inherited_variables = {
+        key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES
+    }
     environment = {
-        **inherited,
-        # Lines that a crash would lose with the program's buffer say why it crashed.
+        **inherited_variables,
+        # A crash would lose the buffered lines that say why it crashed.
         "PYTHONUNBUFFERED": "1",
         **{name: fill(text, texts) for name, text in command.environment.items()},
         RUN_DIR_VARIABLE: str(folder.program.absolute()),
@@ -100,22 +102,22 @@ class Program:
                 stdout=subprocess.PIPE,
                 cwd=folder,
                 env=dict(environment),
-                # Out of reach of signals to the run's group: it ends what those may leave.
+                # Signals to the run's group do not reach it: it ends what they may leave.
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
             msg = f"the program cannot be started in {folder}: {error}"
             raise LaunchError(msg) from None
         self._buffer = b""
-        self.ended: ProgramEnd | None = None
+        self.end: ProgramEnd | None = None
         """How it ended; None while it runs."""
-        first = self._next(timeout_s=None)
-        if first is None or "error" in first:
+        first_message = self._next(timeout_s=None)
+        if first_message is None or "error" in first_message:
             self.close()
-            problem = "its guard died" if first is None else first["error"]
+            problem = "its guard died" if first_message is None else first_message["error"]
             msg = f"the program {argv[0]} cannot be started: {problem}"
             raise LaunchError(msg)
-        self.pid = int(first["pid"])
+        self.pid = int(first_message["pid"])
         """Process id of the program."""
 
     @property
@@ -125,12 +127,12 @@ class Program:
 
     def wait(self, timeout_s: float) -> ProgramEnd | None:
         """Wait for the end of all processes; None if it has not come in time."""
-        if self.ended is None and (message := self._next(timeout_s)) is not None:
-            self.ended = ProgramEnd(int(message["code"]), int(message["left"]))
-        if self.ended is None and self._guard.poll() is not None:
+        if self.end is None and (message := self._next(timeout_s)) is not None:
+            self.end = ProgramEnd(int(message["code"]), int(message["left"]))
+        if self.end is None and self._guard.poll() is not None:
             # The guard was killed itself, and the program with it.
-            self.ended = ProgramEnd(-9, 0)
-        return self.ended
+            self.end = ProgramEnd(-9, 0)
+        return self.end
 
     def ask_to_end(self) -> None:
         """Ask the program to end, as the system does: SIGTERM."""

@@ -24,11 +24,11 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.timing import SEEN_BETWEEN_ROWS, invalidate_times
 
-_SHOWN = ("samples", "tokens", "train_time_s", "loss")
-"""What readers of open runs look for in every row; a program may not log it."""
+_NULL_COLUMNS = ("samples", "tokens", "train_time_s", "loss")
+"""Columns that readers of open runs expect in every row; null where a program does not log them."""
 _LOGGED_TIMES = {"step_time_s", "train_time_s"}
-_TAKEN = ("core_wait_s", "processor_time_s")
-"""What is measured from outside, and no program logs."""
+_SHARE_COLUMNS = ("core_wait_s", "processor_time_s")
+"""Columns that are measured from outside, as shares of the time of a step."""
 
 
 class RowWriter:
@@ -36,19 +36,19 @@ class RowWriter:
 
     def __init__(self, folder: RunFolder, spec: RunSpec, attempt: int, *, goes_on: bool) -> None:
         self.waits: TreeWaits | None = None
-        """What the program has waited for a core so far; None until it runs."""
-        self._taken: dict[int, tuple[float | None, float | None]] = {}
-        self._seen_s: dict[int, float] = {}
-        self._on_cpu = spec.device_type == "cpu"
-        self._came_s = time.monotonic()
+        """How long the program has waited for a core so far; None until it runs."""
+        self._shares_by_step: dict[int, tuple[float | None, float | None]] = {}
+        self._step_times_seen_s: dict[int, float] = {}
+        self._is_on_cpu = spec.device_type == "cpu"
+        self._last_rows_at_s = time.monotonic()
         self._folder = folder
         self._global_batch_size = spec.geometry.global_batch_size
         self._warmup = spec.config.measure.warmup_optimizer_steps
         self._attempt = attempt
-        self._before: dict[int, dict[str, Any]] = {}
+        self._earlier_rows: dict[int, dict[str, Any]] = {}
         if goes_on:
             rows = read_json_lines(folder.lines("steps"))
-            self._before = {row["optimizer_step"]: row for row in rows}
+            self._earlier_rows = {row["optimizer_step"]: row for row in rows}
         for table in ("steps", "evals", "ranks"):
             if not (goes_on and table == "ranks"):
                 folder.lines(table).unlink(missing_ok=True)
@@ -70,73 +70,71 @@ class RowWriter:
         """Remove all rows: they are of another batch than their columns say."""
         self.write(Log())
 
-    def _add_waits(self, log: Log, kept: int, waits: TreeWaits) -> None:
-        """Give the steps that are new the share of the time that the program waited for a core.
+    def _add_waits(self, log: Log, last_kept: int, waits: TreeWaits) -> None:
+        """Note which share of the time of new steps the program waited for a core, and its cores.
 
-        And the cores that it was on in that time.
-
-        The time is that since the last ones came, of which the last that they say they took: where
-        a log comes whole, at the end, the start of the program is not their time.
+        Their time goes back from now as far as they say that they took, and no further than the
+        last rows: if a log comes whole at the end, the start of the program is not their time.
         """
-        last = max(self._taken, default=kept)
-        new = [row for row in log.steps if row["optimizer_step"] > last]
-        if not new:
+        last = max(self._shares_by_step, default=last_kept)
+        new_rows = [row for row in log.steps if row["optimizer_step"] > last]
+        if not new_rows:
             return
-        done = [last, *(int(row["optimizer_step"]) for row in new)]
-        # A row may be the only one of several steps, and may not say how long its own took.
+        step_numbers = [last, *(int(row["optimizer_step"]) for row in new_rows)]
+        # A row may stand for several steps, and may not say how long its own took.
         took_s = sum(
             row.get("step_time_s", math.inf) * (after - before)
-            for row, before, after in zip(new, done, done[1:], strict=False)
+            for row, before, after in zip(new_rows, step_numbers, step_numbers[1:], strict=False)
         )
         took_s += sum(
             row.get("evaluation_s", 0.0) for row in log.evals if row["optimizer_step"] > last
         )
         now_s = time.monotonic()
-        if self._taken and not any(row.keys() & _LOGGED_TIMES for row in log.steps):
-            # Before the first rows is the start of the program, which is no step's time.
-            seen_s = (now_s - self._came_s) / (done[-1] - last)
-            if not self._seen_s:
+        if self._shares_by_step and not any(row.keys() & _LOGGED_TIMES for row in log.steps):
+            # The time before the first rows is the start of the program, not of a step.
+            seen_s = (now_s - self._last_rows_at_s) / (step_numbers[-1] - last)
+            if not self._step_times_seen_s:
                 launch = read_json(self._folder.launch)
                 invalidate_times(launch, SEEN_BETWEEN_ROWS)
                 write_json(self._folder.launch, launch)
-            self._seen_s |= dict.fromkeys(done[1:], seen_s)
-        begin_s = max(self._came_s, now_s - took_s)
-        processors = waits.processors_since(begin_s) if self._on_cpu else None
-        taken = waits.share_since(begin_s), processors
-        self._taken |= {int(row["optimizer_step"]): taken for row in new}
-        self._came_s = now_s
+            self._step_times_seen_s |= dict.fromkeys(step_numbers[1:], seen_s)
+        begin_s = max(self._last_rows_at_s, now_s - took_s)
+        processors = waits.processors_since(begin_s) if self._is_on_cpu else None
+        shares = waits.share_since(begin_s), processors
+        self._shares_by_step |= {int(row["optimizer_step"]): shares for row in new_rows}
+        self._last_rows_at_s = now_s
 
     def _last_kept(self, steps: Sequence[Mapping[str, Any]]) -> int:
         """Return the last optimizer step whose row is the one of an earlier attempt."""
         last = 0
         for row in steps:
-            before = self._before.get(row["optimizer_step"])
-            # Steps beyond its checkpoint are done once more, and are of this attempt then.
+            before = self._earlier_rows.get(row["optimizer_step"])
+            # This attempt does the steps after the checkpoint again.
             if before is None:
                 return last
-            # As they are written: what is not a number is the same.
+            # Compared as they are written, because NaN does not equal itself.
             if json.dumps({name: before.get(name) for name in row}) != json.dumps(dict(row)):
                 return last
             last = int(row["optimizer_step"])
-        return max(self._before, default=0)
+        return max(self._earlier_rows, default=0)
 
-    def _step(self, row: Mapping[str, Any], kept: int) -> dict[str, Any]:
-        attempt = self._attempt_of(row, kept)
-        begin = kept if attempt == self._attempt else 0
+    def _step(self, row: Mapping[str, Any], last_kept: int) -> dict[str, Any]:
+        attempt = self._attempt_of(row, last_kept)
+        begin = last_kept if attempt == self._attempt else 0
         step = int(row["optimizer_step"])
         if attempt != self._attempt:
-            before = self._before[step]
-            taken_s = {name: before.get(name) for name in _TAKEN}
+            before = self._earlier_rows[step]
+            taken_s = {name: before.get(name) for name in _SHARE_COLUMNS}
             took_s = row.get("step_time_s", before.get("step_time_s"))
         else:
-            shares = self._taken.get(step, (None, None))
-            took_s = row.get("step_time_s", self._seen_s.get(step))
+            shares = self._shares_by_step.get(step, (None, None))
+            took_s = row.get("step_time_s", self._step_times_seen_s.get(step))
             taken_s = {
                 name: None if share is None or took_s is None else share * took_s
-                for name, share in zip(_TAKEN, shares, strict=True)
+                for name, share in zip(_SHARE_COLUMNS, shares, strict=True)
             }
         return {
-            **dict.fromkeys(_SHOWN),
+            **dict.fromkeys(_NULL_COLUMNS),
             **row,
             **({} if took_s is None else {"step_time_s": took_s}),
             **taken_s,
@@ -145,28 +143,28 @@ class RowWriter:
             "warmup": row["optimizer_step"] - begin <= self._warmup,
         }
 
-    def _attempt_of(self, row: Mapping[str, Any], kept: int) -> int:
+    def _attempt_of(self, row: Mapping[str, Any], last_kept: int) -> int:
         step = int(row["optimizer_step"])
-        if step > kept or step not in self._before:
+        if step > last_kept or step not in self._earlier_rows:
             return self._attempt
-        return int(self._before[step]["attempt"])
+        return int(self._earlier_rows[step]["attempt"])
 
 
 def diverged_at(log: Log) -> str | None:
     """Say which loss was the first that is not finite; None where all are."""
-    bad = [
-        (int(row["optimizer_step"]), what)
-        for rows, key, what in (
+    not_finite = [
+        (int(row["optimizer_step"]), loss_name)
+        for rows, key, loss_name in (
             (log.steps, "loss", "the loss"),
             (log.evals, "eval_loss", "the held-out loss"),
         )
         for row in rows
         if row.get(key) is not None and not math.isfinite(row[key])
     ]
-    if not bad:
+    if not not_finite:
         return None
-    step, what = min(bad)
-    return f"{what} of optimizer step {step} is not finite"
+    step, loss_name = min(not_finite)
+    return f"{loss_name} of optimizer step {step} is not finite"
 
 
 def rank_rows(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from batchscape.config import Command
-from batchscape.config.template import fill, placeholders, written
+from batchscape.config.template import fill, placeholders, to_text
 from batchscape.errors import ConfigError
 from batchscape.record.content import hash_of_files
 from batchscape.text import near_names
@@ -99,7 +99,7 @@ def _folder(command: Command) -> Path:
 
 def _fill_values(text: str, command: Command) -> str:
     """Fill in `engine.values`; a text with other placeholders stays as it is."""
-    texts = {name: written(value) for name, value in command.values.items()}
+    texts = {name: to_text(value) for name, value in command.values.items()}
     names = placeholders(text)
     return fill(text, texts) if texts.keys() >= set(names) else text
 

@@ -37,8 +37,8 @@ _OF_SWEPT = {
     "engine.precision": ("precision",),
     "budget": ("optimizer_steps", "samples", "tokens", "micro_steps"),
 }
-"""By setting, or group of settings, that may stand in the script as long as it is not swept: the
-placeholders by any of which it reaches the program."""
+"""Placeholders by any of which a setting or group reaches the program, for those that the script
+itself may fix unless they are swept."""
 _OF_BATCHSCAPE = (RUN_DIR_VARIABLE, ATTEMPT_VARIABLE)
 
 
@@ -81,8 +81,11 @@ def check_varied(launched: Iterable[tuple[RunConfig, BatchGeometry]]) -> None:
         values = {name: sorted({getattr(cell, name) for cell in cells}) for name in _FACTORS}
         unpassed = {name for name, sizes in values.items() if len(sizes) > 1}
         factors_passed = [_FACTORS_PASSED[name] for name in placeholders if name in _FACTORS_PASSED]
-        while alone := [names & unpassed for names in factors_passed if len(names & unpassed) == 1]:
-            unpassed -= alone[0]
+        # A placeholder passes a product: it tells a factor once all others of it are known.
+        while single_factors := [
+            names & unpassed for names in factors_passed if len(names & unpassed) == 1
+        ]:
+            unpassed -= single_factors[0]
         for name in _FACTORS:
             if name in unpassed:
                 sizes = ", ".join(map(str, values[name]))
@@ -173,29 +176,33 @@ def _check_config(config: RunConfig) -> None:
 
 def _check_engine(command: Command, swept: Collection[str], fixed: Collection[str]) -> None:
     placeholders = used_placeholders(command)
-    taken = sorted(set(command.values) & {*PLACEHOLDERS, *OF_THE_START})
-    if taken:
-        msg = f"engine.values: {', '.join(taken)} is a placeholder already; choose another name"
-        raise ConfigError(msg)
-    if unused := sorted(set(command.values) - set(placeholders)):
+    reserved_names = sorted(set(command.values) & {*PLACEHOLDERS, *OF_THE_START})
+    if reserved_names:
         msg = (
-            f"engine.values.{unused[0]} is given, but {{{unused[0]}}} is nowhere in engine.argv "
-            "or engine.environment"
+            f"engine.values: {', '.join(reserved_names)} is a placeholder already; choose another "
+            "name"
         )
         raise ConfigError(msg)
-    # A sequence length that is only given says how tokens are counted.
+    if unused_names := sorted(set(command.values) - set(placeholders)):
+        msg = (
+            f"engine.values.{unused_names[0]} is given, but {{{unused_names[0]}}} is nowhere in "
+            "engine.argv or engine.environment"
+        )
+        raise ConfigError(msg)
+    # A sequence length that is given and not swept only says how tokens are counted.
     for verb, keys in (("swept", swept), ("given", set(fixed) - {"data.sequence_length"})):
         for key in sorted(keys):
-            plain = key.lstrip("+~")
-            if not is_passed(plain, placeholders):
-                short = plain.rpartition(".")[2]
-                example = plain if "." in plain else f"{plain}.NAME"
+            setting = key.lstrip("+~")
+            if not is_passed(setting, placeholders):
+                placeholder = setting.rpartition(".")[2]
+                if placeholder not in PLACEHOLDERS:
+                    placeholder = setting if "." in setting else f"{setting}.NAME"
                 msg = (
-                    f"{plain} is {verb}, but the program is not told: "
-                    f"{{{short if short in PLACEHOLDERS else example}}} is nowhere in engine.argv "
-                    "or engine.environment"
+                    f"{setting} is {verb}, but the program is not told: {{{placeholder}}} is "
+                    "nowhere in engine.argv or engine.environment"
                 )
                 raise ConfigError(msg)
+    # The script may fix these settings itself, unless they are swept.
     for key in sorted(name.lstrip("+~") for name in swept):
         names = _OF_SWEPT.get(key) or _OF_SWEPT.get(key.partition(".")[0])
         if names is not None and not set(names) & set(placeholders):

@@ -55,8 +55,8 @@ class TreeMemory:
         self._driver = driver
         self._rank_of: dict[int, int | None] = {}
         self._marks: dict[int, dict[int, float]] = {}
-        self._began = time.monotonic()
-        self._due = 0.0
+        self._begin_s = time.monotonic()
+        self._next_look_s = 0.0
         self._has_ranks = False
         self.ranks: dict[int, RankMemory] = {}
         """By data-parallel rank."""
@@ -69,34 +69,36 @@ class TreeMemory:
 
     def look(self) -> None:
         """Take the memory of every process, if that is due."""
-        if time.monotonic() < self._due:
+        if time.monotonic() < self._next_look_s:
             return
-        spent = time.thread_time()
+        cpu_before_s = time.thread_time()
         with contextlib.suppress(psutil.NoSuchProcess):
             self._look()
         now = time.monotonic()
-        pause = (time.thread_time() - spent) / _LARGEST_SHARE
-        # At the start oftener: a program may be short, and its ranks come one after the other.
-        longest = min((now - self._began) * _LARGEST_GROWTH, _LONGEST_S)
-        self._due = now + max(min(pause, longest), _SHORTEST_S)
+        pause = (time.thread_time() - cpu_before_s) / _LARGEST_SHARE
+        # More often at the start: a program may be short, and its ranks start one after another.
+        longest = min((now - self._begin_s) * _LARGEST_GROWTH, _LONGEST_S)
+        self._next_look_s = now + max(min(pause, longest), _SHORTEST_S)
 
     def _look(self) -> None:
         by_rank: dict[int, list[psutil.Process]] = {}
         ranks: set[int] = set()
         for top in psutil.Process(self._guard_pid).children():
-            self._sort(top, None, by_rank, ranks)
-        of_program = {process.pid for processes in by_rank.values() for process in processes}
+            self._collect(top, None, by_rank, ranks)
+        program_pids = {process.pid for processes in by_rank.values() for process in processes}
         self._has_ranks |= bool(ranks)
         if self._has_ranks:
-            # What has no rank among processes that have is their launcher.
+            # The process without a rank is the launcher of the others.
             by_rank.pop(_UNRANKED, None)
             self.ranks.pop(_UNRANKED, None)
-        on_devices = self._driver() if self._driver is not None else None
-        if on_devices is not None and not of_program.isdisjoint(on_devices):
-            foreign = sum(not self._is_of_program(pid) for pid in set(on_devices) - of_program)
-            self.foreign_processes = max(foreign, self.foreign_processes or 0)
+        device_bytes = self._driver() if self._driver is not None else None
+        if device_bytes is not None and not program_pids.isdisjoint(device_bytes):
+            foreign_count = sum(
+                not self._is_of_program(pid) for pid in set(device_bytes) - program_pids
+            )
+            self.foreign_processes = max(foreign_count, self.foreign_processes or 0)
         for rank, processes in by_rank.items():
-            self._add(rank, processes, on_devices)
+            self._add(rank, processes, device_bytes)
 
     def _is_of_program(self, pid: int) -> bool:
         """Whether a process is a new one of the program."""
@@ -104,7 +106,7 @@ class TreeMemory:
             return any(parent.pid == self._guard_pid for parent in psutil.Process(pid).parents())
         return False
 
-    def _sort(
+    def _collect(
         self,
         process: psutil.Process,
         rank: int | None,
@@ -112,16 +114,18 @@ class TreeMemory:
         ranks: set[int],
     ) -> None:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            own_rank = rank if rank is not None else self._rank(process)
-            if own_rank is not None:
-                ranks.add(own_rank)
-            by_rank.setdefault(_UNRANKED if own_rank is None else own_rank, []).append(process)
+            process_rank = rank if rank is not None else self._rank(process)
+            if process_rank is not None:
+                ranks.add(process_rank)
+            by_rank.setdefault(_UNRANKED if process_rank is None else process_rank, []).append(
+                process
+            )
             for child in process.children():
-                self._sort(child, own_rank, by_rank, ranks)
+                self._collect(child, process_rank, by_rank, ranks)
 
     def _rank(self, process: psutil.Process) -> int | None:
         if self._rank_of.get(process.pid) is None:
-            # Asked again where there was none: a new process has its parent's at first.
+            # Without a rank it is asked again: a new process first has its parent's environment.
             environment = process.environ()
             rank, size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
             self._rank_of[process.pid] = int(rank) if rank.isdecimal() else None
@@ -130,30 +134,30 @@ class TreeMemory:
         return self._rank_of[process.pid]
 
     def _add(
-        self, rank: int, processes: list[psutil.Process], on_devices: Mapping[int, int] | None
+        self, rank: int, processes: list[psutil.Process], device_bytes: Mapping[int, int] | None
     ) -> None:
         rss = uss = 0.0
         device = 0
-        counted = 0
+        process_count = 0
         marks = self._marks.setdefault(rank, {})
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 memory = process.memory_full_info()
                 if not memory.uss:
-                    continue  # it is ending: its memory is gone, it is not
+                    continue  # it is ending, and its memory is already free
                 rss += memory.rss / GIB
                 uss += memory.uss / GIB
-                counted += 1
+                process_count += 1
                 marks[process.pid] = reported_memory(process.pid).get("VmHWM", memory.rss) / GIB
-                device += (on_devices or {}).get(process.pid, 0)
-        if not counted:
+                device += (device_bytes or {}).get(process.pid, 0)
+        if not process_count:
             return
         memory_of_rank = self.ranks.setdefault(rank, RankMemory())
-        memory_of_rank.processes = max(memory_of_rank.processes, counted)
+        memory_of_rank.processes = max(memory_of_rank.processes, process_count)
         memory_of_rank.rss_gib, memory_of_rank.uss_gib = rss, uss
         memory_of_rank.peak_uss_gib = max(memory_of_rank.peak_uss_gib or 0.0, uss)
-        alive = sum(marks.get(process.pid, 0.0) for process in processes)
-        memory_of_rank.peak_rss_gib = max(memory_of_rank.peak_rss_gib or 0.0, alive)
+        peak_rss_gib = sum(marks.get(process.pid, 0.0) for process in processes)
+        memory_of_rank.peak_rss_gib = max(memory_of_rank.peak_rss_gib or 0.0, peak_rss_gib)
         if device:
             memory_of_rank.device_gib = max(memory_of_rank.device_gib or 0.0, device / GIB)
 

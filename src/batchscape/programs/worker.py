@@ -20,12 +20,12 @@ from batchscape.errors import BatchscapeError, DamageError, DiskError, RecordErr
 from batchscape.measure.contention import TreeWaits
 from batchscape.outgoing import redact
 from batchscape.programs.agreement import (
-    begins_late,
     contradictions,
     observed_batch,
-    unfinished,
+    why_late,
+    why_unfinished,
 )
-from batchscape.programs.endings import HELPS_THE_END, Ending, ending
+from batchscape.programs.endings import EXIT_ADVICE, Ending, ending
 from batchscape.programs.metrics import Log, Reader, open_reader
 from batchscape.programs.program import (
     CommandLine,
@@ -134,8 +134,8 @@ class Supervision:
         folder, spec = self._folder, self._spec
         goes_on = self._command.resumable and self._attempt > 0
         prepare_folder(folder, goes_on=goes_on)
-        line = command_line(spec, self._command, folder, self._attempt)
-        write_json(folder.command, self._describe(line))
+        command = command_line(spec, self._command, folder, self._attempt)
+        write_json(folder.command, self._describe(command))
         rows = RowWriter(folder, spec, self._attempt, goes_on=goes_on)
         reader = open_reader(
             self._command.metrics,
@@ -145,19 +145,19 @@ class Supervision:
             printed=folder.log,
             printed_before=0 if goes_on else self._log_offset,
         )
-        program = Program(line.argv, line.folder, line.environment)
+        program = Program(command.argv, command.folder, command.environment)
         driver = driver_memory() if self._launch["device_type"] == "cuda" else None
         memory = TreeMemory(program.guard_pid, driver)
         rows.waits = waits = TreeWaits(program.guard_pid)
         try:
-            ended = self._watch(program, memory, waits, reader, rows)
+            program_end = self._watch(program, memory, waits, reader, rows)
         finally:
             program.close()
-        if ended.processes_left:
+        if program_end.processes_left:
             sys.stdout.write(
-                f"batchscape: killed {ended.processes_left} processes that the program left\n"
+                f"batchscape: killed {program_end.processes_left} processes that the program left\n"
             )
-        return self._conclude(ended, memory, reader, rows, line)
+        return self._conclude(program_end, memory, reader, rows, command)
 
     def _watch(
         self,
@@ -168,24 +168,24 @@ class Supervision:
         rows: RowWriter,
     ) -> ProgramEnd:
         """Look at the program until it has ended."""
-        was_asked_to_end = False
-        while (ended := program.wait(_POLL_S)) is None:
+        has_asked_to_end = False
+        while (program_end := program.wait(_POLL_S)) is None:
             if self._spec.config.measure.memory:
                 memory.look()
             waits.look()
             self._read(reader, rows)
             self._beat()
-            if self._idle_s is None and not was_asked_to_end:
+            if self._idle_s is None and not has_asked_to_end:
                 self._idle_s = self._idle_at_the_end(waits)
             is_over = self._stop or self._diverged is not None or self._idle_s is not None
-            if is_over and not was_asked_to_end:
-                was_asked_to_end = True
+            if is_over and not has_asked_to_end:
+                has_asked_to_end = True
                 program.ask_to_end()
                 self._kill_at = time.monotonic() + _STOP_GRACE_S
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._kill_at = None
                 program.kill()
-        return ended
+        return program_end
 
     def _beat(self) -> None:
         """Tell the launcher that the program is alive, if its log or its metrics have grown."""
@@ -211,7 +211,7 @@ class Supervision:
         if least_s is None or now_s - self._grew_at_s < limit_s:
             return None
         cores, idle_cores = waits.processors_since(0.0), waits.processors_since(now_s - limit_s)
-        if cores is None or idle_cores is None or unfinished(self._spec, self._log.steps):
+        if cores is None or idle_cores is None or why_unfinished(self._spec, self._log.steps):
             return None
         trained_cores = cores * (now_s - self._began_s) / (self._grew_at_s - self._began_s)
         if trained_cores < _LEAST_CORES or idle_cores > _IDLE_SHARE * trained_cores:
@@ -222,34 +222,34 @@ class Supervision:
         """Read what the program has logged by now, if that is due."""
         if time.monotonic() < self._read_at:
             return
-        spent = time.thread_time()
+        cpu_before_s = time.thread_time()
         try:
             self._log = reader.read()
             rows.write(self._log)
             self._diverged = diverged_at(self._log)
         except RecordError:
             pass  # perhaps half written; an error that lasts is reported at the end
-        took_s = time.thread_time() - spent
+        took_s = time.thread_time() - cpu_before_s
         self._read_at = time.monotonic() + max(_READ_AFTER_S, took_s / _READ_SHARE)
 
     def _conclude(
         self,
-        ended: ProgramEnd,
+        program_end: ProgramEnd,
         memory: TreeMemory,
         reader: Reader,
         rows: RowWriter,
-        line: CommandLine,
+        command: CommandLine,
     ) -> Ending:
         """Record what the program did, and judge it."""
         read_error: BatchscapeError | None = None
         try:
-            is_whole = ended.code == 0 or self._idle_s is not None
+            is_whole = program_end.code == 0 or self._idle_s is not None
             self._log = reader.read(final=is_whole and not self._stop)
         except BatchscapeError as error:
             read_error = error
         log = self._log
         observed = observed_batch(log, memory.world_size)
-        contradicted = contradictions(self._spec, log, observed)
+        batch_problems = contradictions(self._spec, log, observed)
         rows.write(log)
         if self._spec.config.measure.memory:
             lines = JsonLines(self._folder.lines("ranks"))
@@ -258,16 +258,16 @@ class Supervision:
         write_json(
             self._folder.command,
             {
-                **self._describe(line),
-                "exit_code": ended.code,
-                "processes_killed": ended.processes_left,
+                **self._describe(command),
+                "exit_code": program_end.code,
+                "processes_killed": program_end.processes_left,
                 "observed": observed,
                 "sources": log.sources,
-                "problems": contradicted,
+                "problems": batch_problems,
             },
         )
-        verdict = self._judge(ended, log, read_error, contradicted)
-        if contradicted:
+        verdict = self._judge(program_end, log, read_error, batch_problems)
+        if batch_problems:
             rows.clear()
         if verdict.status is Status.OOM and memory.foreign_processes:
             reason = (
@@ -279,32 +279,32 @@ class Supervision:
 
     def _judge(
         self,
-        ended: ProgramEnd,
+        program_end: ProgramEnd,
         log: Log,
         read_error: BatchscapeError | None,
-        contradicted: list[str],
+        batch_problems: list[str],
     ) -> Ending:
         """Return the ending of the run; the gravest problem decides."""
-        diverged = diverged_at(log)
-        shortfall = unfinished(self._spec, log.steps)
+        divergence = diverged_at(log)
+        shortfall = why_unfinished(self._spec, log.steps)
         failure = ending(
-            ended.code, self._folder.log, self._log_offset, is_trained=shortfall is None
+            program_end.code, self._folder.log, self._log_offset, is_trained=shortfall is None
         )
         remarks = (log.sources.get(name) for name in ("optimizer_step", "eval_loss"))
-        notes = [note for note in (begins_late(log.steps), *remarks) if note is not None]
+        notes = [note for note in (why_late(log.steps), *remarks) if note is not None]
         if self._idle_s is not None and shortfall is None:
             failure = None
             notes.append(
                 f"the program did nothing for {self._idle_s:g} s after its last optimizer step, "
-                f"and was ended; what helps: {HELPS_THE_END}"
+                f"and was ended; what helps: {EXIT_ADVICE}"
             )
         if self._stop and (shortfall is not None or failure is not None):
             return Ending(Status.INTERRUPTED, Cause.INTERRUPTED, "the program was asked to end")
-        if contradicted:
-            problems = [*contradicted, *([] if failure is None else [str(failure.reason)])]
+        if batch_problems:
+            problems = batch_problems if failure is None else [*batch_problems, str(failure.reason)]
             return Ending(Status.FAILED, Cause.CONTRADICTION, "; ".join(problems))
-        if diverged is not None:
-            return Ending(Status.DIVERGED, Cause.DIVERGENCE, diverged)
+        if divergence is not None:
+            return Ending(Status.DIVERGED, Cause.DIVERGENCE, divergence)
         if failure is not None:
             return failure
         if read_error is not None:
@@ -313,15 +313,15 @@ class Supervision:
             return Ending(
                 Status.FAILED, cause, f"the program's metrics cannot be read: {read_error}"
             )
-        reason = "; ".join([*([] if shortfall is None else [shortfall]), *notes]) or None
         if shortfall is not None:
+            reason = "; ".join([shortfall, *notes])
             failure = Ending(Status.FAILED, Cause.CONTRADICTION, reason)
-        return failure or Ending(Status.COMPLETED, None, reason)
+        return failure or Ending(Status.COMPLETED, None, "; ".join(notes) or None)
 
-    def _describe(self, line: CommandLine) -> dict[str, Any]:
+    def _describe(self, command: CommandLine) -> dict[str, Any]:
         return {
-            "argv": line.argv,
-            "cwd": str(line.folder.absolute()),
+            "argv": command.argv,
+            "cwd": str(command.folder.absolute()),
             "metrics": asdict(self._command.metrics),
         }
 

@@ -22,7 +22,7 @@ _RESOLVED = ("batch.", "engine.precision", "launcher.device")
 _NAMED_GROUPS = ("engine", "model", "optimizer")
 """Groups whose options are in a name."""
 _FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
-_LONGEST = 128
+_MAX_LETTERS = 128
 """Longest name or group that W&B takes, in letters."""
 
 
@@ -30,9 +30,8 @@ class Label(NamedTuple):
     """Name and group of one run."""
 
     name: str
-    """Such as `2x8x4 fsdp gpt adamw 0.001 1f3a2b s3`: devices x micro-batch x accumulation, engine,
-    model, optimizer and learning rate as far as the program got them, a hash of the cell, the
-    seed."""
+    """Such as `2x8x4 fsdp gpt adamw 0.001 1f3a2b s3`: devices x micro-batch x accumulation; engine,
+    model, optimizer and learning rate, if the program got them; a hash of the cell; the seed."""
     group: str
     """Cell, which is the same for every seed and repeat, and sweep of the run."""
 
@@ -71,7 +70,7 @@ def label_of(folder: RunFolder, sweep_id: str) -> Label:
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         msg = f"{folder.config} is damaged"
         raise DamageError(msg) from error
-    return Label(" ".join(parts)[:_LONGEST], f"{cell} ({sweep_id})"[:_LONGEST])
+    return Label(" ".join(parts)[:_MAX_LETTERS], f"{cell} ({sweep_id})"[:_MAX_LETTERS])
 
 
 def sweep_id_of(folders: Sequence[RunFolder]) -> str:
@@ -79,22 +78,22 @@ def sweep_id_of(folders: Sequence[RunFolder]) -> str:
 
     Ids of sweeps differ between machines, as those of runs do.
     """
-    began: list[tuple[float, RunFolder]] = []
+    starts: list[tuple[float, RunFolder]] = []
     for folder in folders:
         try:
             attempts = RunStatus.read(folder.status).attempts
         except (RecordError, OSError):
             continue
         if attempts:
-            began.append((attempts[0].started_at, folder))
-    if not began:
+            starts.append((attempts[0].started_at, folder))
+    if not starts:
         return ""
-    at, first = min(began, key=lambda pair: (pair[0], pair[1].path.name))
+    first_start, first_folder = min(starts, key=lambda pair: (pair[0], pair[1].path.name))
     try:
-        name = str(read_json(first.config)["sweep_name"])
+        name = str(read_json(first_folder.config)["sweep_name"])
     except (RecordError, OSError, KeyError, TypeError):
-        name = first.path.parents[1].name
-    return f"{name}-{hashlib.sha256(repr(at).encode()).hexdigest()[:8]}"
+        name = first_folder.path.parents[1].name
+    return f"{name}-{hashlib.sha256(repr(first_start).encode()).hexdigest()[:8]}"
 
 
 def passed_settings(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,15 +104,17 @@ def passed_settings(content: Mapping[str, Any]) -> dict[str, Any]:
     content : mapping
         Content of the file.
     """
-    lacking = set(content["resolved"].get("not_passed", ()))
+    unpassed_keys = set(content["resolved"].get("not_passed", ()))
     settings: dict[str, Any] = {}
     for group, values in content["config"].items():
-        if group in lacking:
+        if group in unpassed_keys:
             continue
         if not isinstance(values, dict):
             settings[group] = values
             continue
-        passed = {name: value for name, value in values.items() if f"{group}.{name}" not in lacking}
+        passed = {
+            name: value for name, value in values.items() if f"{group}.{name}" not in unpassed_keys
+        }
         if passed:
             settings[group] = passed
     return settings

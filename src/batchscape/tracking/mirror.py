@@ -27,8 +27,8 @@ from batchscape.record.spec import RunSpec
 from batchscape.tracking.state import sync_command, uploads_of
 
 _SILENCE_S = 60.0
-"""Time for a busy machine, beside the patience with W&B."""
-_LOOK_S = 0.1
+"""How long the process may be silent on a busy machine, in addition to the patience with W&B."""
+_POLL_S = 0.1
 
 
 def patience_s() -> float:
@@ -54,7 +54,7 @@ class MirrorRequest:
     work: Literal["live", "rest", "sync"]
     """`live` follows runs until its end is requested; `rest` sends the runs that have ended; `sync`
     does the same at a command, unless another process mirrors the sweep."""
-    beside: Sequence[str] = ()
+    sweep_parts: Sequence[str] = ()
     """Parts of the sweep itself to send: `report`, `workspace`."""
     project: str | None = None
     """Project of runs that are new to W&B; by default that of their own settings."""
@@ -86,7 +86,7 @@ class Worker:
     def __init__(self, request: MirrorRequest) -> None:
         folder = SweepFolder(Path(request.sweep_dir)).wandb
         folder.mkdir(parents=True, exist_ok=True)
-        # A file and no pipe, which is full when nobody reads it.
+        # A file, as a pipe that nobody reads would fill up.
         self._events = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (as long as the worker)
         self._offset = 0
         # -P: a module in the current folder must not replace one that wandb imports.
@@ -102,7 +102,7 @@ class Worker:
                 env=_environment(folder, request.mode),
                 start_new_session=True,  # Ctrl-C is for its parent
             )
-        # Set from here, before its imports: a hook in the child is unsafe with threads.
+        # Set by the parent: a hook in the child is unsafe with threads.
         with suppress(psutil.Error):
             psutil.Process(self._process.pid).nice(19)
         self.problem: str | None = None
@@ -110,7 +110,7 @@ class Worker:
         self.has_finished = False
         """Whether it has read all runs."""
 
-    def ask_for_the_end(self) -> None:
+    def request_end(self) -> None:
         """Let it mirror the remaining rows, and end."""
         if self._process.stdin is not None:
             with suppress(OSError):
@@ -126,7 +126,8 @@ class Worker:
         """
         last_at = time.monotonic()
         while not self.has_finished:
-            has_ended = self._process.poll() is not None  # first: then all its messages are there
+            # Asked before the messages are read: after its end there are no more.
+            has_ended = self._process.poll() is not None
             for event in self._new_events():
                 last_at = time.monotonic()
                 self.problem = event.reason or self.problem
@@ -139,7 +140,7 @@ class Worker:
             if time.monotonic() - last_at >= silence_s:
                 self.problem = f"it did not answer for {silence_s:g} s"
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def close(self) -> None:
         """Kill the process and the helper of W&B."""
@@ -202,9 +203,9 @@ class Mirror:
             self._problems.append("the wait for it was interrupted")
         except Exception as error:  # noqa: BLE001  (no error here may fail a sweep)
             self._problems.append(f"{type(error).__name__}: {error}")
-        why = "; ".join(dict.fromkeys(self._problems))
+        reasons = "; ".join(dict.fromkeys(self._problems))
         try:
-            note = uploads_of(self._sweep_dir).missing(why)
+            note = uploads_of(self._sweep_dir).missing_runs_note(reasons)
         except OSError as error:
             command = sync_command(self._sweep_dir)
             note = f"What Weights & Biases lacks is not known: {error}. `{command}` sends it."
@@ -220,9 +221,9 @@ class Mirror:
     def _start(self, work: Literal["live", "rest"]) -> Worker | None:
         if self._tracker is None:
             return None
-        chosen = (), self._tracker.project, self._tracker.entity, self._tracker.tags
+        fields = (), self._tracker.project, self._tracker.entity, self._tracker.tags
         try:
-            return Worker(MirrorRequest(str(self._sweep_dir), self._tracker.mode, work, *chosen))
+            return Worker(MirrorRequest(str(self._sweep_dir), self._tracker.mode, work, *fields))
         except OSError as error:
             self._problems.append(f"its mirror cannot start ({error})")
         return None
@@ -232,7 +233,7 @@ class Mirror:
         if worker is None:
             return
         try:
-            worker.ask_for_the_end()
+            worker.request_end()
             for _ in worker.events(_SILENCE_S + 3 * patience_s()):
                 pass
         finally:

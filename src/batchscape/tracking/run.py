@@ -87,7 +87,7 @@ def curve_points(table: str, row: HistoryRow) -> dict[str, Any]:
 
 
 ROWS_PER_EVENT = 256
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _UNTIMED = "timing_invalid"
 """Tag of a run whose times do not count."""
 _NumberedRow = tuple[int, str, HistoryRow]
@@ -162,23 +162,26 @@ class WandbRun:
         # Last step at the server; offline, all rows are written anew.
         self._last_step = self._run.starting_step - 1
         for axis in AXES:
-            # The summary has values of the run folder, and not those of the last row.
+            # The summary holds values of the run folder, not of the last row.
             self._run.define_metric(axis, hidden=True, summary="none")
         for section, axis in section_axes().items():
-            # Nor the last point of a curve, which is that of one step.
+            # Nor does it hold the last point of a curve.
             self._run.define_metric(
                 f"{section}/*", step_metric=axis, step_sync=False, summary="none"
             )
 
     def follow(self) -> None:
         """Mirror the rows that were written since the last call, while the run runs."""
-        # The order of reading matters: an evaluation is written before any later optimizer step.
+        # `steps` is read before `evals`: an evaluation is written before any later optimizer step.
         for table in CURVES:
             self._held_rows += _with_numbers(table, self._tails[table].read())
-        reached = max((step for step, table, _ in self._held_rows if table == "steps"), default=0)
-        ready = max(reached, self._last_step) + 1  # the evaluation after the last known step
-        self._log(row for row in self._held_rows if row[0] <= ready)
-        self._held_rows = [row for row in self._held_rows if row[0] > ready]
+        last_optimizer_step = max(
+            (step for step, table, _ in self._held_rows if table == "steps"), default=0
+        )
+        # An evaluation has the number after that of its step.
+        last_ready = max(last_optimizer_step, self._last_step) + 1
+        self._log(row for row in self._held_rows if row[0] <= last_ready)
+        self._held_rows = [row for row in self._held_rows if row[0] > last_ready]
 
     def close(self, status: RunStatus) -> None:
         """Mirror the remaining rows of a run that has ended, and its end.
@@ -197,11 +200,11 @@ class WandbRun:
         )
         figures = timed_figures(status.summary, untimed)
         if read_table(folder, "ranks")["memory_method"].eq(RESIDENT).any():
-            # The figure is resident memory: only the program knows its allocated memory.
+            # The peak is of resident memory: only the program knows what it allocated.
             figures["peak_allocated_gib"] = None
         self._run.summary.update(
             {
-                # All figures, as an earlier attempt may have left others.
+                # Every figure, to replace those of an earlier attempt.
                 **{name: figures.get(name) for name in FIGURES},
                 **dict(zip(VERDICT, (untimed is None, untimed), strict=True)),
                 "status": str(status.status),
@@ -270,7 +273,7 @@ def finish(run: wandb.Run, state: Literal["finished", "failed"]) -> None:
         if time.monotonic() >= deadline:
             msg = f"the server does not show the end of {path}"
             raise TimeoutError(msg)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:
@@ -280,9 +283,9 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     """
     content = read_json(folder.config)
     config: dict[str, Any] = passed_settings(content)
-    lacking = set(content["resolved"].get("not_passed", ()))
+    unpassed_keys = set(content["resolved"].get("not_passed", ()))
     for name, value in content["resolved"].items():
-        if name in lacking or name == "not_passed":
+        if name in unpassed_keys or name == "not_passed":
             continue
         # A planned value must not be taken for a measured one.
         config[f"planned_{name}" if name in FIGURES else name] = value
@@ -292,7 +295,7 @@ def _config(folder: RunFolder) -> dict[str, Any]:
             "optimizer": {
                 name: value
                 for name, value in stage["optimizer"].items()
-                if f"optimizer.{name}" not in lacking
+                if f"optimizer.{name}" not in unpassed_keys
             },
         }
         for stage in config["stages"]

@@ -94,7 +94,7 @@ class Uploads:
     lacks_workspace: bool = False
     """Whether a workspace can be saved, and is not."""
 
-    def missing(self, because: str) -> str | None:
+    def missing_runs_note(self, reason: str) -> str | None:
         """Say which runs were not mirrored, why, and how to send them; None where all were.
 
         Parameters
@@ -105,10 +105,10 @@ class Uploads:
         ended = len(self.uploaded) + len(self.offline) + len(self.lacking)
         if not self.lacking:
             return None
-        why = because or "; ".join(self.damaged.values()) or "it could not go on there"
+        reasons = reason or "; ".join(self.damaged.values()) or "it could not go on there"
         return (
             f"Weights & Biases was not updated: it lacks {len(self.lacking)} of {ended} runs "
-            f"({list_text(self.lacking, 'and', 3)}), because {why}. "
+            f"({list_text(self.lacking, 'and', 3)}), because {reasons}. "
             f"`{sync_command(self.sweep_dir)}` sends what it lacks. "
             f"Details: {SweepFolder(self.sweep_dir).wandb / 'mirror.log'}"
         )
@@ -128,13 +128,13 @@ def uploads_of(sweep_dir: Path) -> Uploads:
     """Return the states of the runs of a sweep in W&B, by the files in its folders."""
     uploads = Uploads(sweep_dir)
     sweep = SweepFolder(sweep_dir)
-    of_report = None
+    report_state = None
     with suppress(RecordError):  # the process that sends the report reports the error
-        of_report = MirrorState.read(sweep)
-    if (of_report is not None and of_report.sweep_id) or sweep_id_of(sweep.run_folders()):
-        sent = None if of_report is None else of_report.content
+        report_state = MirrorState.read(sweep)
+    if (report_state is not None and report_state.sweep_id) or sweep_id_of(sweep.run_folders()):
+        sent = None if report_state is None else report_state.content
         uploads.lacks_report = report_content(sweep) not in {None, sent}
-        has_workspace = of_report is not None and of_report.workspace is not None
+        has_workspace = report_state is not None and report_state.workspace is not None
         uploads.lacks_workspace = can_save_workspaces() and not has_workspace
     for folder in sweep.run_folders():
         name = folder.path.name
@@ -195,12 +195,13 @@ def report_content(sweep: SweepFolder) -> str | None:
 
 
 def id_of(run_id: str, status: RunStatus) -> str:
-    """Return the id of the W&B run of a run: it differs between machines, and after a new begin.
+    """Return the id of the W&B run of a run.
 
-    It follows from the run folder alone, so that a run has one W&B run even after damage.
+    It follows from the run folder and the first start: it is the same after damage, and another on
+    another machine or after a new begin.
     """
-    began = repr([attempt.started_at for attempt in status.attempts[:1]])
-    return f"{run_id}-{hashlib.sha256(began.encode()).hexdigest()[:8]}"
+    first_start = repr([attempt.started_at for attempt in status.attempts[:1]])
+    return f"{run_id}-{hashlib.sha256(first_start.encode()).hexdigest()[:8]}"
 
 
 def sync_command(sweep_dir: Path) -> str:

@@ -59,8 +59,8 @@ def sync(
         if not SweepFolder(path).run_folders():
             raise RecordError(no_runs(path))
         sweeps.append(uploads_of(path))
-    done: Counter[str] = Counter()
-    failed = 0
+    sent_counts: Counter[str] = Counter()
+    failures = 0
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     is_hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
@@ -69,17 +69,17 @@ def sync(
             for event in _events(sweep, project, entity, timeout_s):
                 progress.advance(task)
                 if event.kind == "done":
-                    done[event.run if event.run in {"report", "workspace"} else "run"] += 1
+                    sent_counts[event.run if event.run in {"report", "workspace"} else "run"] += 1
                 else:
-                    failed += 1
+                    failures += 1
                     console.print(f"{event.run}: not uploaded: {event.reason}", soft_wrap=True)
     for sweep in sweeps:
         with suppress(RecordError):
             state = MirrorState.read(SweepFolder(sweep.sweep_dir))
             if state is not None and state.workspace is not None:
                 console.print(f"Workspace: {state.workspace}", soft_wrap=True)
-    console.print(_summary(sweeps, done, failed))
-    return failed == 0
+    console.print(_summary(sweeps, sent_counts, failures))
+    return failures == 0
 
 
 def _names_to_send(sweep: Uploads) -> set[str]:
@@ -100,8 +100,8 @@ def _events(
     unsent = _names_to_send(sweep)
     if not unsent:
         return
-    beside = sorted(unsent & {"report", "workspace"})
-    request = MirrorRequest(str(sweep.sweep_dir), "online", "sync", beside, project, entity)
+    sweep_parts = sorted(unsent & {"report", "workspace"})
+    request = MirrorRequest(str(sweep.sweep_dir), "online", "sync", sweep_parts, project, entity)
     with closing(Worker(request)) as worker:
         for event in worker.events(timeout_s):
             # Runs that have ended since do not count, and damaged ones are reported above.
@@ -115,18 +115,18 @@ def _events(
         yield from (Event("failed", run, worker.problem) for run in sorted(unsent))
 
 
-def _summary(sweeps: Sequence[Uploads], done: Counter[str], failed: int) -> str:
-    kinds = [kind for kind in ("run", "report", "workspace") if done[kind]]
-    sent = [count_text(done[kind], kind) for kind in kinds]
+def _summary(sweeps: Sequence[Uploads], sent_counts: Counter[str], failures: int) -> str:
+    kinds = [kind for kind in ("run", "report", "workspace") if sent_counts[kind]]
+    sent = [count_text(sent_counts[kind], kind) for kind in kinds]
     parts = [f"uploaded {', '.join(sent)}"] if sent else []
-    if failed:
-        parts.append(f"{failed} not uploaded: the same command tries again")
+    if failures:
+        parts.append(f"{failures} not uploaded: the same command tries again")
     if not parts:
         parts.append("nothing to upload")
-    before = sum(len(sweep.uploaded) for sweep in sweeps)
-    if before:
-        parts.append(f"{before} had been uploaded before")
-    unended = sum(len(sweep.open) for sweep in sweeps)
-    if unended:
-        parts.append(f"{unended} have not ended")
+    uploaded_before = sum(len(sweep.uploaded) for sweep in sweeps)
+    if uploaded_before:
+        parts.append(f"{uploaded_before} had been uploaded before")
+    unfinished = sum(len(sweep.open) for sweep in sweeps)
+    if unfinished:
+        parts.append(f"{unfinished} have not ended")
     return f"Weights & Biases: {'; '.join(parts)}"

@@ -38,12 +38,12 @@ from batchscape.tracking.run import WandbRun
 from batchscape.tracking.state import MirrorState, content_of
 
 _POLL_S = 2.0
-_AT_ONCE = 8
-"""Runs that are mirrored at a time: most of the time is waiting for W&B."""
-_ONE_EVENT = threading.Lock()
-"""One line at a time."""
+_RUNS_AT_ONCE = 8
+"""Runs that are mirrored at a time; each waits for W&B most of the time."""
+_EVENT_LOCK = threading.Lock()
+"""Held while a thread writes its line."""
 _NO_KEY = "no API key is known; `wandb login` or WANDB_API_KEY gives one"
-_BUSY = "another process mirrors this sweep now: its own sweep, or another sync; wait for its end"
+_BUSY = "another process mirrors this sweep now, its launch or another sync; wait for its end"
 
 
 class _RefusedError(Exception):
@@ -64,7 +64,7 @@ def main(text: str) -> None:
         with ExitStack() as stack:
             path = SweepFolder(Path(request.sweep_dir)).wandb / "mirror.lock"
             while (lock := take(path, is_needed=False)) is None:
-                # The mirror of another launcher, or a sync, sends the runs meanwhile.
+                # Meanwhile the process that has the lock sends the runs.
                 if request.work != "live" or select.select([sys.stdin], [], [], _POLL_S)[0]:
                     raise _RefusedError(_BUSY)
             stack.callback(lock.release)
@@ -72,9 +72,9 @@ def main(text: str) -> None:
             while request.work == "live" and not select.select([sys.stdin], [], [], _POLL_S)[0]:
                 mirror.mirror_runs()
             mirror.mirror_runs()
-            mirror.send_beside()
+            mirror.send_sweep_parts()
             if not mirror.has_failed:  # else W&B could hang
-                # Runs of another launcher that still run go on in its own mirror.
+                # Another launcher's mirror goes on with its runs that still train.
                 wandb.teardown(exit_code=1)
     except _RefusedError as error:
         _send_event(Event("refused", reason=str(error)))
@@ -103,28 +103,28 @@ class _WandbMirror:
         folders = [folder for folder in self._sweep.run_folders() if folder.status.exists()]
         if not self._sweep_id:
             state = MirrorState.read(self._sweep)
-            earlier = None if state is None else state.sweep_id
-            self._sweep_id = earlier or sweep_id_of(folders)
+            stored_id = None if state is None else state.sweep_id
+            self._sweep_id = stored_id or sweep_id_of(folders)
         if not self._sweep_id:
             return
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(_RUNS_AT_ONCE) as pool:
             list(pool.map(self._mirror_run, folders))
         if MirrorState.read(self._sweep) is None and (run := self._first_state()) is not None:
             # The id is kept, as the run that it derives from may be deleted.
             MirrorState(run.project, run.entity, sweep_id=self._sweep_id).write(self._sweep)
 
-    def send_beside(self) -> None:
+    def send_sweep_parts(self) -> None:
         """Send the requested parts of the sweep itself, if a run of it has begun."""
-        parts, state = self._request.beside, MirrorState.read(self._sweep)
+        parts, state = self._request.sweep_parts, MirrorState.read(self._sweep)
         if not parts or not self._sweep_id:
             return
         if state is None:
             # The report is in the project of the runs that W&B has, else where they would go.
-            place: MirrorState | WandbTracker | None = self._first_state()
-            if place is None:
+            destination: MirrorState | WandbTracker | None = self._first_state()
+            if destination is None:
                 folders = self._sweep.run_folders()
-                place = self._tracker_of(next(run for run in folders if run.config.exists()))
-            state = MirrorState(place.project, place.entity, sweep_id=self._sweep_id)
+                destination = self._tracker_of(next(run for run in folders if run.config.exists()))
+            state = MirrorState(destination.project, destination.entity, sweep_id=self._sweep_id)
         if "report" in parts:
             send_report(self._sweep, state)
             _send_event(Event("done", "report"))
@@ -142,9 +142,9 @@ class _WandbMirror:
 
     def _mirror_run(self, folder: RunFolder) -> None:
         """Mirror the new rows or the end of a run, if it has changed since its end was mirrored."""
-        written, name = folder.status.stat().st_mtime_ns, folder.path.name
-        # Most runs of a long sweep are over: their files are read once.
-        if self._finished_at.get(folder.path) == written:
+        status_time_ns, name = folder.status.stat().st_mtime_ns, folder.path.name
+        # Files of a run that is over are read once.
+        if self._finished_at.get(folder.path) == status_time_ns:
             return
         try:
             status = RunStatus.read(folder.status)
@@ -161,7 +161,7 @@ class _WandbMirror:
             _send_event(Event("failed", name, _one_line(error)))
             self.has_failed = True
         self._open.pop(folder.path, None)
-        self._finished_at[folder.path] = written
+        self._finished_at[folder.path] = status_time_ns
 
     def _lacks(self, folder: RunFolder, status: RunStatus) -> bool:
         state = MirrorState.read(folder)
@@ -185,13 +185,13 @@ class _WandbMirror:
 
     def _tracker_of(self, folder: RunFolder) -> WandbTracker:
         tracker = RunSpec.read(folder.config).config.tracker
-        stored = tracker if isinstance(tracker, WandbTracker) else WandbTracker(name="wandb")
-        chosen = self._request
+        run_tracker = tracker if isinstance(tracker, WandbTracker) else WandbTracker(name="wandb")
+        request = self._request
         return WandbTracker(
             name="wandb",
-            project=chosen.project or stored.project,
-            entity=chosen.entity or stored.entity,
-            tags=stored.tags if chosen.tags is None else chosen.tags,
+            project=request.project or run_tracker.project,
+            entity=request.entity or run_tracker.entity,
+            tags=run_tracker.tags if request.tags is None else request.tags,
         )
 
 
@@ -199,16 +199,16 @@ def _mode(request: MirrorRequest) -> Literal["online", "offline"]:
     """Decide between online and offline; test the connection where it is online."""
     if request.mode == "offline":
         return "offline"
-    knows_a_key = False
+    has_key = False
     try:
         # A key in the environment, in netrc, or in the settings of W&B; no prompt appears.
-        knows_a_key = bool(wandb.login(verify=False))
+        has_key = bool(wandb.login(verify=False))
     except AuthenticationError as error:
         msg = f"{error} `wandb login` or WANDB_API_KEY gives another"
         raise _RefusedError(msg) from None
     except wandb.Error:
         pass
-    if not knows_a_key:
+    if not has_key:
         if request.mode == "auto":
             return "offline"
         raise _RefusedError(_NO_KEY)
@@ -232,14 +232,14 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    first = f"{type(error).__name__}: {error}".splitlines()[0]
-    return f"W&B cannot be written to: {first}"
+    first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"W&B cannot be written to: {first_line}"
 
 
 def _send_event(event: Event) -> None:
     if event.reason is not None:
         event = replace(event, reason=redact(visible(event.reason)))
-    with _ONE_EVENT, suppress(OSError):  # of a full disk
+    with _EVENT_LOCK, suppress(OSError):  # of a full disk
         for file in (sys.stdout, sys.stderr) if event.reason is not None else (sys.stdout,):
             print(json.dumps(asdict(event)), file=file, flush=True)  # the latter is mirror.log
 

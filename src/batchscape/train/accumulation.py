@@ -1,8 +1,9 @@
-"""The micro-steps of one optimizer step."""
+"""The micro-steps of one optimizer step, in a training and in the rehearsal of its memory."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,13 +11,16 @@ from torch import Tensor
 
 from batchscape.engines import Engine
 from batchscape.errors import BatchscapeError
-from batchscape.measure.clock import StepClock
+from batchscape.measure.clock import CpuClock, StepClock
 from batchscape.record.heartbeat import Phase, beat
+from batchscape.record.spec import RunSpec
+from batchscape.train.averaging import WeightAverage
 from batchscape.train.loader import BatchLoader
+from batchscape.train.timeline import Timeline
 
 
 class StepTotals(NamedTuple):
-    """What the micro-steps of one optimizer step come to."""
+    """Sums over the micro-steps of one optimizer step."""
 
     loss_sum: Tensor
     """Of this rank, a scalar."""
@@ -30,30 +34,64 @@ def accumulate(
     loader: BatchLoader,
     clock: StepClock,
     k: int,
-    most_micro_steps: int | None = None,
+    micro_step_limit: int | None = None,
 ) -> StepTotals:
-    """Do the micro-steps of an optimizer step."""
-    began = time.perf_counter()
-    number = k + 1 if most_micro_steps is None else 0
-    beat(Phase.DATA, number)
-    step = loader.step(k, sampling=most_micro_steps is None)
-    clock.add_data(time.perf_counter() - began)
+    """Do the micro-steps of optimizer step k (from 0); a rehearsal gives a limit of them."""
+    is_rehearsal = micro_step_limit is not None
+    step_number = 0 if is_rehearsal else k + 1
+    begin = time.perf_counter()
+    beat(Phase.DATA, step_number)
+    step = loader.step(k, sampling=not is_rehearsal)
+    clock.add_data(time.perf_counter() - begin)
     if step.labels == 0:
         msg = (
-            f"optimizer step {k + 1} has no label that bears a loss: the loss is divided by "
-            "their number in the global batch, which must be above 0; leave out samples "
-            "without such labels, or use a larger global batch"
+            f"no label in the global batch of optimizer step {k + 1} bears a loss, and the loss "
+            "is divided by the number of such labels; leave out samples without them, or use a "
+            "larger global batch"
         )
         raise BatchscapeError(msg)
     weight = 1.0 / step.labels
-    last = min(step.micro_steps, most_micro_steps or step.micro_steps) - 1
+    micro_steps = min(step.micro_steps, micro_step_limit or step.micro_steps)
     device = next(engine.module.parameters()).device
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-    for micro_step in range(last + 1):
-        began = time.perf_counter()
-        beat(Phase.DATA, number, micro_step)
+    for micro_step in range(micro_steps):
+        begin = time.perf_counter()
+        beat(Phase.DATA, step_number, micro_step)
         inputs, labels = next(step.batches)
-        clock.add_data(time.perf_counter() - began)
+        clock.add_data(time.perf_counter() - begin)
         beat(Phase.FORWARD)
-        loss_sum += engine.micro_step(inputs, labels, weight, last=micro_step == last)
-    return StepTotals(loss_sum, step.labels, last + 1)
+        is_last = micro_step == micro_steps - 1
+        loss_sum += engine.micro_step(inputs, labels, weight, last=is_last)
+    return StepTotals(loss_sum, step.labels, micro_steps)
+
+
+def rehearse(
+    spec: RunSpec,
+    loader: BatchLoader,
+    build: Callable[[], Engine],
+    phase: Callable[[str], None],
+    optimizer_steps: int,
+) -> None:
+    """Build everything and train a few steps of the stage that holds most, then forget it all.
+
+    Two micro-steps stand for any higher number: the second meets the gradients of the first,
+    the third meets nothing more.
+    """
+    phase("after_model")
+    engine = build()
+    clock = CpuClock()
+    half_life_tokens = spec.config.evaluation.ema_half_life_tokens
+    average = None
+    if half_life_tokens is not None:
+        average = WeightAverage(engine.module, half_life_tokens)
+    phase("first_backward")
+    heaviest_step = Timeline(spec.stages).heaviest_step()
+    for i in range(optimizer_steps):
+        labels = accumulate(engine, loader, clock, heaviest_step, micro_step_limit=2).labels
+        phase("first_optimizer_step" if i == 0 else "steady")
+        beat(Phase.OPTIMIZER)
+        engine.optimizer_step(spec.stages[0].optimizer, 0.0)
+        if average is not None:
+            average.update(labels)
+        phase("steady")
+    engine.close()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from batchscape.engines.shards import as_part_of, gather_whole, local_part, part_for
+from batchscape.engines.distributed import as_part_of, gather_whole, local_part, part_for
 
 
 class WeightAverage:
@@ -41,6 +41,7 @@ class WeightAverage:
         ]
         self._average = [weight.detach().clone() for weight in self._weights]
         self._mass = 0.0
+        """Sum of all w, which the average is divided by."""
 
     @torch.no_grad()
     def update(self, tokens: int) -> None:
@@ -51,11 +52,11 @@ class WeightAverage:
         tokens : int
             Of the step.
         """
-        part = -math.expm1(-math.log(2) * tokens / self._half_life_tokens)
-        kept = self._mass * (1 - part)
-        self._mass = kept + part
-        # The past's share of all that counts: nothing of it at the first step.
-        get_ema_multi_avg_fn(kept / self._mass)(self._average, self._weights, None)
+        step_mass = -math.expm1(-math.log(2) * tokens / self._half_life_tokens)
+        past_mass = self._mass * (1 - step_mass)
+        self._mass = past_mass + step_mass
+        # The first step has no past, so its weights replace the initial ones.
+        get_ema_multi_avg_fn(past_mass / self._mass)(self._average, self._weights, None)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -66,32 +67,32 @@ class WeightAverage:
         if self._mass == 0:
             yield
             return
-        self._exchange()
+        self._swap()
         try:
             yield
         finally:
-            self._exchange()
+            self._swap()
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of the average; on all ranks together."""
         average = [
-            gather_whole(as_part_of(p, mine)) if isinstance(p, DTensor) else mine
-            for p, mine in zip(self._parameters, self._average, strict=True)
+            gather_whole(as_part_of(p, part)) if isinstance(p, DTensor) else part
+            for p, part in zip(self._parameters, self._average, strict=True)
         ]
         return {"mass": self._mass, "average": average}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self._mass = state["mass"]
-        for p, mine, average in zip(self._parameters, self._average, state["average"], strict=True):
-            mine.copy_(local_part(part_for(p, average)))
+        for p, part, full in zip(self._parameters, self._average, state["average"], strict=True):
+            part.copy_(local_part(part_for(p, full)))
 
     @torch.no_grad()
-    def _exchange(self) -> None:
-        """Let weights and averages change places: nothing is rounded.
+    def _swap(self) -> None:
+        """Swap weights and averages, without rounding.
 
-        Whole ones do in memory. What gathers parts has their place in memory, so that these are
-        copied, one at a time.
+        Whole parameters swap their tensors. Parts are copied, one at a time: FSDP gathers from
+        the memory that they lie in.
         """
         for i, (weight, average) in enumerate(zip(self._weights, self._average, strict=True)):
             if isinstance(weight, nn.Parameter):

@@ -14,13 +14,13 @@ from batchscape.record.causes import OUT_OF_MEMORY
 
 @contextmanager
 def pinning() -> Iterator[None]:
-    """Raise a MemoryError of the host where pinned memory is out, which CUDA calls its own."""
+    """Turn CUDA's error for exhausted pinned memory, which is the host's, into a MemoryError."""
     try:
         yield
     except RuntimeError as error:
         if OUT_OF_MEMORY.search(str(error)) is None:
             raise
-        msg = "no memory of the host is left to be pinned, or a limit of it is reached (ulimit -l)"
+        msg = "the host has no memory left to pin, or its limit is reached (ulimit -l)"
         raise MemoryError(msg) from error
 
 

@@ -15,8 +15,8 @@ from batchscape.record.spec import RunSpec
 from batchscape.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from batchscape.train.resumable import Resumable
 
-_OF_TRUNK = -1
-"""Attempt of the rows that a run has from its trunk; its own count from 0."""
+_TRUNK_ATTEMPT = -1
+"""Attempt of the rows that a run takes over from its trunk; attempts of its own count from 0."""
 
 
 def keep_branch_point(folder: RunFolder, optimizer_step: int, state: Mapping[str, Any]) -> None:
@@ -24,17 +24,17 @@ def keep_branch_point(folder: RunFolder, optimizer_step: int, state: Mapping[str
     point = folder.branch_point(optimizer_step)
     if point.is_dir():
         return
-    hidden = point.with_name(f".{point.name}.tmp")
+    unfinished = point.with_name(f".{point.name}.tmp")
     try:
-        # Of a process that was killed while it wrote.
-        shutil.rmtree(hidden, ignore_errors=True)
-        save_checkpoint(hidden, optimizer_step, state)
+        # A process that was killed while it wrote may have left one.
+        shutil.rmtree(unfinished, ignore_errors=True)
+        save_checkpoint(unfinished, optimizer_step, state)
         rows = folder.lines("steps"), folder.lines("evals"), folder.gradient_sketch
         # The record of the launch says on which device, and whether its times count.
         for path in (*rows, folder.launch):
             if path.exists():
-                write_atomically(hidden / path.name, path.read_bytes())
-        hidden.rename(point)
+                write_atomically(unfinished / path.name, path.read_bytes())
+        unfinished.rename(point)
     except OSError as error:
         raise explained(error, folder.path) from error
 
@@ -54,19 +54,16 @@ class BranchPoint:
         try:
             (path,) = checkpoints(beginning)
             state = load_checkpoint(path)
-            self._check_rows(state["optimizer_step"])
+            rows = beginning / self.folder.lines("steps").name
+            steps = [row["optimizer_step"] for row in read_json_lines(rows)]
+            if steps != list(range(1, state["optimizer_step"] + 1)):
+                msg = f"{rows} has {len(steps)} of {state['optimizer_step']} rows"
+                raise DamagedCheckpointError(msg)
         except (BatchscapeError, ValueError) as error:
             note = f"{beginning} cannot be used: {error}; the run begins anew"
             return before._replace(notes=(*before.notes, note))
         note = f"optimizer steps 1 to {state['optimizer_step']} are those of {self.trunk}"
         return before._replace(state={**state, "run_id": run_id}, notes=(*before.notes, note))
-
-    def _check_rows(self, optimizer_step: int) -> None:
-        rows = self.folder.beginning / self.folder.lines("steps").name
-        steps = [row["optimizer_step"] for row in read_json_lines(rows)]
-        if steps != list(range(1, optimizer_step + 1)):
-            msg = f"{rows} has {len(steps)} of {optimizer_step} rows"
-            raise DamagedCheckpointError(msg)
 
     def take_rows(self, spec: RunSpec) -> None:
         """Copy the rows to the run; its times are those of its own steps."""
@@ -79,10 +76,10 @@ class BranchPoint:
             for row in read_json_lines(beginning / folder.lines("evals").name)
             if row["samples"] == 0 or (every is not None and row["samples"] % every == 0)
         )
-        of_trunk = {"attempt": _OF_TRUNK}
+        attempt = {"attempt": _TRUNK_ATTEMPT}
         rows = {
-            "steps": [{**row, **of_trunk, "warmup": True} for row in steps],
-            "evals": [{**row, **of_trunk, "evaluation_s": None} for row in evaluations],
+            "steps": [{**row, **attempt, "warmup": True} for row in steps],
+            "evals": [{**row, **attempt, "evaluation_s": None} for row in evaluations],
         }
         for table, copied in rows.items():
             write_atomically(folder.lines(table), json_lines(copied))

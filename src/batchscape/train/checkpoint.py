@@ -34,7 +34,7 @@ def random_state(device: torch.device) -> Tensor:
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Take back what `random_state` gave."""
+    """Restore what `random_state` returned."""
     size = len(torch.get_rng_state())
     torch.set_rng_state(state[:size].clone())
     if is_accelerator(device):
@@ -46,10 +46,10 @@ def gather_random_states(device: torch.device, world_size: int) -> Tensor:
     state = random_state(device)
     if world_size == 1:
         return state[None]
-    # Gloo, which ranks that share a device exchange through, gathers on the CPU only.
-    mine = state.to(device) if dist.get_backend() == "nccl" else state
-    states = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(states, mine)
+    # Gloo gathers on the CPU only; ranks that share a device use it.
+    state = state.to(device) if dist.get_backend() == "nccl" else state
+    states = [torch.empty_like(state) for _ in range(world_size)]
+    dist.all_gather(states, state)
     return torch.stack(states).cpu()
 
 
@@ -58,7 +58,7 @@ def save_checkpoint(folder: Path, optimizer_step: int, state: Mapping[str, Any])
     temporary = folder / f".step-{optimizer_step}.{os.getpid()}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Halves, of processes that were killed while they wrote.
+        # Processes that were killed while they wrote may have left some.
         for unfinished in folder.glob(".step-*.tmp"):
             unfinished.unlink(missing_ok=True)
         with temporary.open("wb") as file:
@@ -88,9 +88,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001  (pickle, zip and the allocator raise many kinds)
         problem = str(error)
         if isinstance(error, pickle.UnpicklingError) or "weights_only" in problem:
-            # Torch's own message is how to load it all the same, with what it may run.
-            name = re.search(r"GLOBAL (\S+)", problem)
-            problem = f"it holds more than weights and plain data{f' ({name[1]})' if name else ''}"
+            # Torch's own message advises to load the file in a way that runs its code.
+            class_name = re.search(r"GLOBAL (\S+)", problem)
+            problem = "it holds more than weights and plain data"
+            if class_name:
+                problem += f" ({class_name[1]})"
         msg = f"{path} cannot be loaded: {problem}"
         raise CheckpointError(msg) from None
     return state

@@ -22,21 +22,21 @@ import math
 from typing import Any
 
 FIRST_STEPS = 10
-"""Optimizer steps whose lowest loss is the level that an explosion is measured by."""
+"""Their lowest loss is the level that later losses are compared with."""
 FACTOR = 10.0
-"""Times that level that a loss is too high."""
+"""A loss above this many times that level is too high."""
 STEPS = 20
-"""Consecutive optimizer steps that are too high before that is divergence."""
+"""Consecutive optimizer steps with too high a loss that are divergence."""
 
 
 class DivergenceRule:
     """Judges one optimizer step after the other."""
 
     def __init__(self) -> None:
-        self._level = math.inf
-        """Lowest loss of the first optimizer steps."""
-        self._above = 0
-        """Optimizer steps in a row, up to the last one, that were too high."""
+        self._lowest_loss = math.inf
+        """Of the first optimizer steps."""
+        self._high_steps = 0
+        """Optimizer steps in a row, up to the last one, whose loss was too high."""
 
     def judge(self, optimizer_step: int, loss: float, *, norm_is_finite: bool) -> str | None:
         """Judge the next optimizer step.
@@ -60,22 +60,22 @@ class DivergenceRule:
         if not norm_is_finite:
             return f"the gradient norm of optimizer step {optimizer_step} is not finite"
         if optimizer_step <= FIRST_STEPS:
-            self._level = min(self._level, loss)
-        if not 0 < self._level < math.inf:
+            self._lowest_loss = min(self._lowest_loss, loss)
+        if not 0 < self._lowest_loss < math.inf:
             return None
-        self._above = self._above + 1 if loss > FACTOR * self._level else 0
-        if self._above < STEPS:
+        self._high_steps = self._high_steps + 1 if loss > FACTOR * self._lowest_loss else 0
+        if self._high_steps < STEPS:
             return None
         return (
             f"the loss exploded: {loss:.4g} at optimizer step {optimizer_step}, the last of "
-            f"{STEPS} in a row above {FACTOR:g} x {self._level:.4g}, the lowest loss "
+            f"{STEPS} in a row above {FACTOR:g} x {self._lowest_loss:.4g}, the lowest loss "
             f"of the first {FIRST_STEPS}"
         )
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it."""
-        return {"level": self._level, "above": self._above}
+        return {"level": self._lowest_loss, "above": self._high_steps}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
-        self._level, self._above = float(state["level"]), int(state["above"])
+        """Restore what `state` returned."""
+        self._lowest_loss, self._high_steps = float(state["level"]), int(state["above"])

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchscape.config import Evaluation
-from batchscape.data.datasets import IGNORED, open_dataset
+from batchscape.config.data import IGNORED
+from batchscape.data.datasets import open_dataset
 from batchscape.data.order import SampleOrder
 from batchscape.engines import Engine
 from batchscape.engines.precision import autocast
@@ -31,13 +31,13 @@ from batchscape.record.spec import RunSpec
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
 
-_COMPILED = 4
+_COMPILED_MEMORY_FACTOR = 4
 """A micro-batch of a compiled training over a slice. Of GPT-2 124M on an H200 a compiled step took
 8.4 GiB where an eager one took 16.1 (docs/gpu.md), and an eager forward has two tables of logits in
 float32 and one in the arithmetic of the run at its end."""
 
-_LITTLE = 2**20
-"""Numbers at the end of a forward that are little in any case: 4 MiB in float32."""
+_SMALL_OUTPUT = 2**20
+"""Numbers that a forward may always put out: 4 MiB in float32."""
 
 _TOLERANCE = 1e-4
 """Largest relative difference between a sum of losses and the sum over its parts that is rounding:
@@ -75,24 +75,28 @@ class Evaluator:
         self._classifies = spec.data.task == "class"
         self._counts_labels = spec.data.task != "other"
         self._samples = spec.config.evaluation.samples
-        batches = _batches(spec.config.evaluation, self._dataset.num_samples)
-        dealt = [batches[first :: self._world_size] for first in range(self._world_size)]
-        self._batches = dealt[rank]
-        self._samples_dealt = [[len(batch) for batch in dealt_to] for dealt_to in dealt]
-        """Of each batch, by rank."""
+        samples, size = self._samples, spec.config.evaluation.batch_size
+        order = SampleOrder(self._dataset.num_samples, seed=0)
+        chosen_samples = order.indices(np.arange(samples, dtype=np.int64))
+        batches = [chosen_samples[start : start + size] for start in range(0, samples, size)]
+        batches_by_rank = [batches[r :: self._world_size] for r in range(self._world_size)]
+        self._batches = batches_by_rank[rank]
+        self._batch_sizes_by_rank = [[*map(len, rank_batches)] for rank_batches in batches_by_rank]
         self._rank = rank
-        self._spare = batches[0]
-        largest = max(stage.geometry.micro_batch_size for stage in spec.stages)
-        compiles = spec.config.in_process.compile
-        least = max(1, largest // _COMPILED) if compiles else largest
-        self._slice = max(
-            least, _LITTLE // numbers if (numbers := _numbers_per_sample(spec)) else 0
-        )
+        self._first_batch = batches[0]
+        # The module's docstring says why slices are no larger, and when they are smaller.
+        largest_micro_batch = max(stage.geometry.micro_batch_size for stage in spec.stages)
+        self._slice_size = largest_micro_batch
+        if spec.config.in_process.compile:
+            self._slice_size = max(1, largest_micro_batch // _COMPILED_MEMORY_FACTOR)
+        output_numbers = _output_numbers_per_sample(spec)
+        if output_numbers:
+            self._slice_size = max(self._slice_size, _SMALL_OUTPUT // output_numbers)
         self._may_slice: bool | None = None
-        """None: not known yet."""
+        """None until the first evaluation finds it out."""
 
     def evaluate(self, engine: Engine, average: WeightAverage | None) -> EvaluationResult:
-        """Evaluate the average of the weights where there is one, and the weights as well."""
+        """Evaluate the weights, and their average where there is one."""
         raw = self._evaluate(engine)
         if average is None:
             return raw
@@ -109,23 +113,23 @@ class Evaluator:
                 for indices in self._batches:
                     batch = self._dataset.batch(indices)
                     sums[2] += self._count_labels(indices, batch[1])
-                    size = self._slice if self._may_slice else len(indices)
+                    size = self._slice_size if self._may_slice else len(indices)
                     for part in zip(*(tensor.split(size) for tensor in batch), strict=True):
                         on_device = to_device(part, self._device, self._precision)
                         beat(Phase.EVALUATION)
                         loss, right = engine.forward(*on_device)
                         sums[:2] += torch.stack([loss.double(), right.double()])
                 if not engine.state_is_whole:
-                    self._keep_up(engine)
+                    self._match_forwards(engine)
         engine.module.train()
         if self._world_size > 1:
             dist.all_reduce(sums)
         loss_sum, right_sum, labels_sum = sums.tolist()
         if labels_sum == 0:
             msg = (
-                "the evaluation has no label that bears a loss: its loss is divided by their "
-                "number in the held-out samples, which must be above 0; hold out other samples, "
-                f"or raise evaluation.samples={self._samples}"
+                "no label of the evaluated samples bears a loss, and the loss is divided by the "
+                "number of such labels; hold out other samples, or raise "
+                f"evaluation.samples={self._samples}"
             )
             raise BatchscapeError(msg)
         return EvaluationResult(
@@ -140,33 +144,31 @@ class Evaluator:
 
         Every rank looks at the same two samples, in the precision of the parameters.
         """
-        if self._slice >= len(self._spare):
+        if self._slice_size >= len(self._first_batch):
             return True
         beat(Phase.EVALUATION)
-        pair = to_device(self._dataset.batch(self._spare[:2]), self._device, self._precision)
+        pair = to_device(self._dataset.batch(self._first_batch[:2]), self._device, self._precision)
         parts = zip(*(tensor.split(1) for tensor in pair), strict=True)
-        of_both, one_by_one = (
-            sum(float(engine.forward(*part)[0]) for part in parts_of)
-            for parts_of in ([pair], parts)
-        )
-        # One that is not finite ends the training in any case.
-        differs = torch.tensor(float(abs(of_both - one_by_one) > _TOLERANCE * abs(of_both)))
+        pair_loss = float(engine.forward(*pair)[0])
+        sum_of_losses = sum(float(engine.forward(*part)[0]) for part in parts)
+        # A comparison with NaN is false; a loss that is not finite ends the training anyway.
+        differs = torch.tensor(float(abs(pair_loss - sum_of_losses) > _TOLERANCE * abs(pair_loss)))
         if self._world_size > 1:
             differs = differs.to(self._device)
             dist.all_reduce(differs, dist.ReduceOp.MAX)
         return not differs.item()
 
-    def _keep_up(self, engine: Engine) -> None:
-        """Do as many forwards as the rank with most of them; their results do not count."""
-        size = self._slice if self._may_slice else len(self._spare)
+    def _match_forwards(self, engine: Engine) -> None:
+        """Forward fillers until this rank has done as many forwards as the busiest one."""
+        size = self._slice_size if self._may_slice else len(self._first_batch)
         forwards = [
-            sum(math.ceil(count / size) for count in counts) for counts in self._samples_dealt
+            sum(math.ceil(count / size) for count in counts) for counts in self._batch_sizes_by_rank
         ]
-        batch = self._dataset.batch(self._spare)
-        spare = to_device((batch[0][:size], batch[1][:size]), self._device, self._precision)
+        batch = self._dataset.batch(self._first_batch)
+        filler = to_device((batch[0][:size], batch[1][:size]), self._device, self._precision)
         for _ in range(max(forwards) - forwards[self._rank]):
             beat(Phase.EVALUATION)
-            engine.forward(*spare)
+            engine.forward(*filler)
 
     def _count_labels(self, indices: NDArray[np.int64], labels: Tensor) -> int:
         """Return the labels of a batch that bear a loss; refuse data that count them wrongly."""
@@ -174,25 +176,17 @@ class Evaluator:
         counted = int((labels != IGNORED).sum()) if self._counts_labels else declared
         if declared != counted:
             msg = (
-                f"the loss is divided by count_labels, which must be the number of labels that "
-                f"are not {IGNORED}: of held-out samples {indices.tolist()[:8]} and on it says "
-                f"{declared}, and their batch has {counted}"
+                "count_labels of the data must return the number of labels that are not "
+                f"{IGNORED}, by which the loss is divided: for held-out samples "
+                f"{indices.tolist()[:8]} and on it returned {declared}, their batch has {counted}"
             )
             raise BatchscapeError(msg)
         return declared
 
 
-def _numbers_per_sample(spec: RunSpec) -> int:
-    """Return how many numbers a forward ends with for a sample; 0 where the data do not say."""
+def _output_numbers_per_sample(spec: RunSpec) -> int:
+    """Return how many numbers a model puts out for a sample; 0 where the data do not say."""
     data = spec.data
     if data.features is not None:
         return data.features + data.classes
     return (spec.config.sequence_length or 0) * max(data.classes, data.vocabulary or 0)
-
-
-def _batches(config: Evaluation, held_out: int) -> list[NDArray[np.int64]]:
-    chosen = SampleOrder(held_out, seed=0).indices(np.arange(config.samples, dtype=np.int64))
-    return [
-        chosen[start : start + config.batch_size]
-        for start in range(0, config.samples, config.batch_size)
-    ]

@@ -47,11 +47,11 @@ def examine(
     """Measure the properties of a model before its training; nothing of it changes."""
     indices = np.arange(PROBED_SAMPLES, dtype=np.int64) % dataset.num_samples
     batch = to_device(dataset.batch(indices), device, precision)
-    described = outline or module
-    operations = model_flops(described, *batch)
+    whole_model = outline or module
+    operations = model_flops(whole_model, *batch)
     return ModelColumns(
         not_invariant=why_not_invariant(module, batch, forward),
-        parameters=sum(p.numel() for p in described.parameters() if p.requires_grad),
+        parameters=sum(p.numel() for p in whole_model.parameters() if p.requires_grad),
         model_flops_per_sample=None if operations is None else operations / PROBED_SAMPLES,
         attention_kernel=_attention_kernel(
             module, tuple(tensor[:micro_batch_size] for tensor in batch), precision, forward
@@ -76,7 +76,7 @@ class _AttentionCalls(TorchFunctionMode):
 
 
 class _FusedKernels(TorchDispatchMode):
-    """Notes which fused kernels of attention run; written out, it has none."""
+    """Notes which fused kernels of attention run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -89,9 +89,9 @@ class _FusedKernels(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        _, is_attention, rest = func.overloadpacket.__name__.partition("_scaled_dot_product_")
+        _, is_attention, kernel = func.overloadpacket.__name__.partition("_scaled_dot_product_")
         if is_attention:
-            self.names.append(rest.partition("_attention")[0])
+            self.names.append(kernel.partition("_attention")[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -101,12 +101,12 @@ def _attention_kernel(
     precision: str,
     forward: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> str | None:
-    """Run forward as the training does, whose arithmetic and gradients torch chooses kernels by."""
+    """Name the kernels that torch chooses for a forward in the arithmetic of the training."""
     calls, fused = _AttentionCalls(), _FusedKernels()
-    # Memory for a whole model and its activations is not always there where ranks share a model.
+    # Where ranks share a model, one may lack memory for all of it and its activations.
     with suppress(torch.OutOfMemoryError), undisturbed(module):
         with autocast(batch[0].device.type, precision), fused, calls:
             (forward or module.forward)(*batch)
-        written_out = ["math"] if calls.count > len(fused.names) else []
-        return ", ".join(sorted({*fused.names, *written_out})) or None
+        unfused = ["math"] if calls.count > len(fused.names) else []
+        return ", ".join(sorted({*fused.names, *unfused})) or None
     return None

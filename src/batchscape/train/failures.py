@@ -23,18 +23,18 @@ from batchscape.record.status import Status
 from batchscape.system import GIB
 from batchscape.text import count_text
 
-_KILLED = "is killed by signal: Killed"
+_KILLED_WORKER = "is killed by signal: Killed"
 """What torch's DataLoader says of a worker process that SIGKILL ended."""
 
 _HOST_MEMORY = re.compile(
     r"DefaultCPUAllocator|Cannot allocate memory|std::bad_alloc|in pin memory thread"
 )
 """What libraries say in a plain RuntimeError where the memory of the host is out. Pinned memory is
-the host's, and CUDA says of it the same as of its own; torch's loader says that it was pinning."""
+the host's too: CUDA's message is that of device memory, torch's loader names its pinning thread."""
 
 _ONEDNN = re.compile(r"could not (?:create|execute) a primitive")
-"""What oneDNN says where memory is out, for code of its kernels too; also of an error of its own,
-so that it counts only in a process that is held to a limit."""
+"""What oneDNN says where memory is out, also for the code of its kernels. It says so of other
+errors too, so that it counts only in a process that has a limit of memory."""
 
 _LOST_CONNECTION = (
     "Connection closed by peer",
@@ -71,15 +71,15 @@ def failure_of(
     at, where = now(), last_beat()
     reason = _first_line(error)
     if is_out_of_memory(error, spec):
-        is_of_host = _is_of_host(error, device)
-        peak_gib, method = _peak_memory(None if is_of_host else device)
+        is_host_memory = _is_out_of_host_memory(error, device)
+        peak_gib, method = _peak_memory(None if is_host_memory else device)
         peak = "" if peak_gib is None else f"; peak until then: {peak_gib:.3g} GiB {method}"
-        other = _HOST if is_of_host else _why_not_the_limit(where.phase, device, spec)
+        why_not_oom = _why_not_oom(where.phase, device, spec, is_host_memory=is_host_memory)
         return Outcome(
-            Status.OOM if other is None else Status.FAILED,
+            Status.OOM if why_not_oom is None else Status.FAILED,
             optimizer_step,
-            reason=f"out of memory in {where}: {reason}{peak}{'' if other is None else other}",
-            cause=Cause.OUT_OF_MEMORY if other is None else Cause.OTHER_MEMORY,
+            reason=f"out of memory in {where}: {reason}{peak}{why_not_oom or ''}",
+            cause=Cause.OUT_OF_MEMORY if why_not_oom is None else Cause.OTHER_MEMORY,
             phase=str(where.phase),
             peak_memory_gib=peak_gib,
             peak_memory_method=method,
@@ -90,13 +90,13 @@ def failure_of(
     status = Status.FAILED
     if isinstance(error, DiskError):
         status, cause = Status.INTERRUPTED, Cause.DISK
-    elif any(_KILLED in text for text in texts):
+    elif any(_KILLED_WORKER in text for text in texts):
         cause = Cause.KILLED
-    elif any(isinstance(e, dist.DistNetworkError | dist.DistStoreError) for e in chain) or _says(
+    elif any(isinstance(e, dist.DistNetworkError | dist.DistStoreError) for e in chain) or _has_any(
         texts, _LOST_CONNECTION
     ):
         cause = Cause.LOST_CONNECTION
-    elif any(map(is_fault_of_the_machine, chain)) or _says(texts, _DEVICE_FAULTS):
+    elif any(map(is_fault_of_the_machine, chain)) or _has_any(texts, _DEVICE_FAULTS):
         cause = Cause.INFRASTRUCTURE
     elif isinstance(error, RecordError | CheckpointError):
         cause = Cause.DAMAGED_RECORDS
@@ -122,7 +122,7 @@ def is_out_of_memory(error: BaseException, spec: RunSpec | None = None) -> bool:
     return False
 
 
-def _is_of_host(error: BaseException, device: torch.device | None) -> bool:
+def _is_out_of_host_memory(error: BaseException, device: torch.device | None) -> bool:
     """Whether the memory that is out is that of the host of a device."""
     if device is None or not is_accelerator(device):
         return False
@@ -134,24 +134,23 @@ def _is_of_host(error: BaseException, device: torch.device | None) -> bool:
     )
 
 
-_HOST = "; it is the memory of the host, which says nothing of the device's"
-
-
-def _why_not_the_limit(
-    phase: Phase, device: torch.device | None, spec: RunSpec | None
+def _why_not_oom(
+    phase: Phase, device: torch.device | None, spec: RunSpec | None, *, is_host_memory: bool
 ) -> str | None:
     """Return why an out-of-memory error does not count as `oom`; None where it does."""
+    if is_host_memory:
+        return "; it is the memory of the host, which says nothing of the device's"
     if phase in {Phase.EVALUATION, Phase.CHECKPOINT}:
-        return "; no optimizer step asked for it, so that it says nothing of what a training takes"
+        return "; it was not in an optimizer step, so that it says nothing of what a training takes"
     if device is None or not is_accelerator(device) or spec is None:
         return None
     if spec.config.device.memory_limit_gib is not None:
-        return None  # its own, whoever is beside it
-    others = foreign_processes(device, spec.geometry.devices_per_node)
-    if not others:
+        return None  # the run reached its own limit, whatever else is on the device
+    foreign_count = foreign_processes(device, spec.geometry.devices_per_node)
+    if not foreign_count:
         return None
-    hold = count_text(others, "process of others holds", "processes of others hold")
-    return f"; {hold} memory of the device, so that it says nothing of what a run takes"
+    holders = count_text(foreign_count, "process of others holds", "processes of others hold")
+    return f"; {holders} memory of the device, so that it says nothing of what a run takes"
 
 
 def _peak_memory(device: torch.device | None) -> tuple[float | None, str | None]:
@@ -167,16 +166,16 @@ def _peak_memory(device: torch.device | None) -> tuple[float | None, str | None]
     return None, None
 
 
-def _says(texts: list[str], words: tuple[str, ...]) -> bool:
+def _has_any(texts: list[str], words: tuple[str, ...]) -> bool:
     return any(word in text for word in words for text in texts)
 
 
 def _first_line(error: Exception) -> str:
     if isinstance(error, BatchscapeError):
         return str(error)
-    if missing := why_missing(error):
-        return missing
+    if lacking_library := why_missing(error):
+        return lacking_library
     lines = f"{type(error).__name__}: {error}".strip().splitlines() or [type(error).__name__]
-    # NCCL's first line names a kind of error alone; what it met is below.
-    met = lines[lines.index("Last error:") + 1 :] if "Last error:" in lines else []
-    return "; ".join([lines[0], *met[:1]])
+    # NCCL's first line names only the kind of error; the error itself follows below.
+    nccl_error = lines[lines.index("Last error:") + 1 :] if "Last error:" in lines else []
+    return "; ".join([lines[0], *nccl_error[:1]])

@@ -31,11 +31,11 @@ from batchscape.train.stream import SampleStream
 
 MicroBatch = tuple[Tensor, Tensor]
 
-_STOPS = {signal.SIGTERM, signal.SIGINT}
-_AHEAD = 2
-"""Micro-batches that each worker is ahead."""
+_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+_BATCHES_AHEAD = 2
+"""Micro-batches that each worker fetches ahead."""
 _DEATH_S = 1.0
-"""For how long a process may be dying whose sockets are closed already."""
+"""How long a process may still live after its sockets are closed."""
 
 
 class StepBatches(NamedTuple):
@@ -87,11 +87,12 @@ class WorkerLoader(BatchLoader):
     ) -> None:
         super().__init__(dataset, stream, device, precision)
         self._steps = steps
-        self._announced: deque[tuple[int, int, int]] = deque()
-        others = set(multiprocessing.active_children())
-        # A signal for the group of the run is the rank's to answer: it must not find a worker that
-        # has not yet learnt to ignore it.
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        self._fetched_steps: deque[tuple[int, int, int]] = deque()
+        """Steps whose indices workers have: the step, its micro-steps and its labels."""
+        children_before = set(multiprocessing.active_children())
+        # The rank answers signals to the run's process group. They are blocked until each worker
+        # ignores them.
+        signals_before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         try:
             with warnings.catch_warnings():
                 # More workers than cores are right where samples are waited for, not computed.
@@ -103,21 +104,21 @@ class WorkerLoader(BatchLoader):
                     num_workers=workers,
                     # Python's default is a server from 3.14 on, whose children are not this rank's.
                     multiprocessing_context="fork" if sys.platform == "linux" else None,
-                    prefetch_factor=_AHEAD,
+                    prefetch_factor=_BATCHES_AHEAD,
                     pin_memory=is_accelerator(device),
                     worker_init_fn=_WorkerStart(os.getpid()),
-                    # It draws a seed: not from the generator that the training's dropout uses.
+                    # The loader draws a seed, which must not come from the generator of dropout.
                     generator=torch.Generator(),
                 )
                 self._batches: Iterator[MicroBatch] = iter(loader)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        self._workers = set(multiprocessing.active_children()) - others
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals_before)
+        self._workers = set(multiprocessing.active_children()) - children_before
 
     def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:
         """Return the micro-batches of the next optimizer step."""
-        # The first micro-batch of the next step is always under way, so its step is known.
-        expected, micro_steps, labels = self._announced.popleft()
+        # Workers have always begun the next step, so the queue is never empty here.
+        expected, micro_steps, labels = self._fetched_steps.popleft()
         if (optimizer_step, sampling) != (expected, True):
             msg = f"micro-batches are fetched in order: {expected=}, {optimizer_step=}, {sampling=}"
             raise AssertionError(msg)
@@ -128,7 +129,7 @@ class WorkerLoader(BatchLoader):
 
     def close(self) -> None:
         """End the workers, also one that is in the middle of a batch."""
-        # What drops the iterator would call it too, but a traceback may hold on to the iterator.
+        # Python calls it when the iterator is freed, but a traceback may keep the iterator alive.
         self._batches._shutdown_workers()  # type: ignore[attr-defined]  # no public name
         for worker in self._workers:
             if worker.is_alive():
@@ -138,15 +139,14 @@ class WorkerLoader(BatchLoader):
     def _indices(self) -> Iterator[Indices]:
         for k in self._steps:
             samples = self._stream.step(k)
-            self._announced.append((k, len(samples.indices), samples.labels))
+            self._fetched_steps.append((k, len(samples.indices), samples.labels))
             yield from samples.indices
 
     def _next(self) -> MicroBatch:
         try:
             return next(self._batches)
         except (ConnectionError, EOFError, RuntimeError) as error:
-            # A batch is handed over through a socket of its worker, where the worker's death may
-            # show before the system tells of it. It is no fault of a network.
+            # A worker's death may first show as a closed socket: no fault of a network.
             for worker in self._workers:
                 worker.join(0 if isinstance(error, RuntimeError) else _DEATH_S)
                 if worker.exitcode == -signal.SIGKILL:
@@ -166,9 +166,9 @@ class _Fetcher(TorchDataset[MicroBatch]):
 
 
 class _WorkerStart:
-    """What a worker does first: it ends with its rank, and leaves requests to stop to it.
+    """What a worker does first: it ends with its rank, and leaves requests to stop to the rank.
 
-    It is no part of the device, so the device's limit of memory is not its own.
+    It computes nothing on the device, so the device's limit of memory does not hold for it.
     """
 
     def __init__(self, rank_pid: int) -> None:
@@ -179,9 +179,9 @@ class _WorkerStart:
         if os.getppid() != self._rank_pid:
             os._exit(1)
         lift_memory_limit()
-        for number in _STOPS:
+        for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
 
 def build_loader(

@@ -33,7 +33,7 @@ from batchscape.record.heartbeat import Phase, beat
 from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
-from batchscape.train.accumulation import StepTotals, accumulate
+from batchscape.train.accumulation import StepTotals, accumulate, rehearse
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
 from batchscape.train.branching import BranchPoint, keep_branch_point
@@ -44,7 +44,6 @@ from batchscape.train.examination import ModelColumns, examine
 from batchscape.train.failures import is_out_of_memory
 from batchscape.train.loader import BatchLoader, build_loader
 from batchscape.train.recorder import Agreement, StepRecorder
-from batchscape.train.rehearsal import rehearse
 from batchscape.train.resumable import Resumable, agree_on, find_resumable
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline, schedule_factor
@@ -61,19 +60,19 @@ class Training:
         device: torch.device,
         attempt: int,
         *,
-        keeps: Collection[int] = (),
-        begins: BranchPoint | None = None,
+        branch_steps: Collection[int] = (),
+        branch_point: BranchPoint | None = None,
     ) -> None:
         self.spec = spec
-        self.done = 0
+        self.steps_done = 0
         """Optimizer steps done."""
         self.evaluation_s = 0.0
         self.checkpoint_s = 0.0
         self.compilations_s: list[float] = []
-        self.facts = ModelColumns()
-        """Of the model; rank 0 alone finds them out."""
+        self.model_columns = ModelColumns()
+        """Properties of the model, which rank 0 alone measures."""
         self.declaration: dict[str, Any] = {}
-        """Of the engine."""
+        """What the engine declares and reports of itself."""
         self._stop_requested = False
         self._folder = folder
         self._rank = rank
@@ -81,9 +80,9 @@ class Training:
         self._timeline = Timeline(spec.stages)
         self._device = device
         self._attempt = attempt
-        self._keeps = frozenset(keeps)
+        self._branch_steps = frozenset(branch_steps)
         """Optimizer steps after which other runs begin."""
-        self._begins = begins
+        self._branch_point = branch_point
         self._evaluator = Evaluator(spec, device, rank)
         self._dataset = open_dataset(spec.config, spec.data, "train")
         self._stream = SampleStream(
@@ -94,7 +93,7 @@ class Training:
             spec.config.measure.noise_scale_every,
         )
         self._loader: BatchLoader = BatchLoader(self._dataset, self._stream, device, spec.precision)
-        self._rule = DivergenceRule()
+        self._divergence_rule = DivergenceRule()
         self.recorder: StepRecorder
         self._engine: Engine
         self._average: WeightAverage | None = None
@@ -117,7 +116,7 @@ class Training:
             gc.collect()
 
     @property
-    def sizes(self) -> int:
+    def micro_batch_size_count(self) -> int:
         """Sizes of the micro-batches, for each of which a compiled model has code."""
         return len(self._stream.micro_batch_sizes)
 
@@ -129,22 +128,22 @@ class Training:
         """Train to the budget, the target, or a request to stop."""
         self._phase = phase
         resumable = find_resumable(self._folder, self.spec.run_id)
-        if resumable.state is None and self._begins is not None:
-            resumable = self._begins.find_resumable(self.spec.run_id, resumable)
+        if resumable.state is None and self._branch_point is not None:
+            resumable = self._branch_point.find_resumable(self.spec.run_id, resumable)
             if self._rank == 0 and resumable.state is not None:
-                self._begins.take_rows(self.spec)
+                self._branch_point.take_rows(self.spec)
         state = resumable.state
-        # What was there before a resumed run's first step says nothing of a run's first step.
+        # Of a resumed run, what memory holds before its first step is not that of a new model.
         first_phase = "after_model" if state is None else OUTSIDE
         phase(first_phase)
-        # By rank 0 alone, while every rank still holds the whole model; or by all with their parts.
+        # Rank 0 alone examines a model that every rank holds whole; of parts, all ranks do.
         in_parts = begins_in_parts(self.spec)
-        examined = partial(self._examine, first_phase) if self._rank == 0 else None
-        self._build(build_clock(self._device), None if in_parts else examined)
+        examine_model = partial(self._examine, first_phase) if self._rank == 0 else None
+        self._build(build_clock(self._device), None if in_parts else examine_model)
         if in_parts:
             self._examine(first_phase, self._engine.module)
         self.declaration = declaration(self._engine)
-        self.done = self._resume(resumable)
+        self.steps_done = self._resume(resumable)
         self._evals = JsonLines(self._folder.lines("evals")) if self._rank == 0 else None
         phase(OUTSIDE)
         self._loader = build_loader(
@@ -153,7 +152,7 @@ class Training:
             self._stream,
             self._device,
             self.spec.precision,
-            steps=range(self.done, self.spec.optimizer_steps),
+            steps=range(self.steps_done, self.spec.optimizer_steps),
         )
         try:
             return self._train()
@@ -168,10 +167,10 @@ class Training:
         """Examine the model outside of every phase, before micro-batches are fetched."""
         self._phase(OUTSIDE)
         in_parts = begins_in_parts(self.spec)
-        # What it takes is no part of an optimizer step, as an evaluation's is not.
+        # Its memory belongs to no optimizer step, as that of an evaluation.
         beat(Phase.EVALUATION)
         try:
-            self.facts = examine(
+            self.model_columns = examine(
                 module,
                 self._dataset,
                 self._device,
@@ -181,37 +180,39 @@ class Training:
                 outline=model_outline(self.spec) if in_parts and self._rank == 0 else None,
             )
         except Exception as error:
-            # A rank that goes on alone would leave the others waiting.
+            # With parts, the other ranks would wait for ever for a rank that goes on.
             if in_parts or not is_out_of_memory(error, self.spec):
                 raise
-            # Whether a training fits is for its own steps to say.
-            self.facts = ModelColumns(not_invariant="not examined: memory was out for it")
-        # Halves of a batch would have other statistics, or another draw of a dropout.
-        self._stream.may_cut = self.facts.not_invariant is None
+            # The training goes on: its own steps show whether it fits.
+            self.model_columns = ModelColumns(not_invariant="not examined: memory was out for it")
+        # Parts of a micro-batch would have other batch statistics, or other draws of dropout.
+        self._stream.may_cut = self.model_columns.not_invariant is None
         beat(Phase.START)
         self._phase(phase)
 
     def _train(self) -> Outcome:
         is_whole = self.spec.timed_steps is None
-        outcome = self._judge(self._evaluate()) if self.done == 0 and is_whole else None
+        outcome = self._judge(self._evaluate()) if self.steps_done == 0 and is_whole else None
         if self.spec.config.in_process.compile:
             self._compile()
-            # Half a million objects of the compiler, which no later collection has to visit.
+            # The compiler leaves half a million objects: no later collection shall visit them.
             gc.collect()
             gc.freeze()
         self._last_checkpoint = time.monotonic()
         if outcome is not None:
             return outcome
-        self._phase("first_backward" if self.done == 0 else "steady")
-        while self.done < self.spec.optimizer_steps:
-            self._step(self.done)
-            self.done += 1
+        self._phase("first_backward" if self.steps_done == 0 else "steady")
+        while self.steps_done < self.spec.optimizer_steps:
+            self._step(self.steps_done)
+            self.steps_done += 1
             evaluates = self._evaluation_is_due()
-            is_last = self.done == self.spec.optimizer_steps
-            agreed = self._agree(at_once=evaluates or is_last or self.done in self._keeps)
-            if agreed.diverged is not None:
+            is_last = self.steps_done == self.spec.optimizer_steps
+            agreement = self._agree(
+                at_once=evaluates or is_last or self.steps_done in self._branch_steps
+            )
+            if agreement.diverged is not None:
                 self.recorder.flush()
-                return self._diverged(agreed.diverged)
+                return self._divergence_outcome(agreement.diverged)
             if evaluates:
                 self._phase(OUTSIDE)
                 if (outcome := self._judge(self._evaluate())) is not None:
@@ -219,48 +220,57 @@ class Training:
             self._keep_branch_point()
             if is_last:
                 break
-            if agreed.stop or agreed.checkpoint:
+            if agreement.stop or agreement.checkpoint:
                 self._save()
-            if agreed.stop:
+            if agreement.stop:
                 return Outcome(
-                    Status.INTERRUPTED, self.done, reason="asked to stop", cause=Cause.INTERRUPTED
+                    Status.INTERRUPTED,
+                    self.steps_done,
+                    reason="asked to stop",
+                    cause=Cause.INTERRUPTED,
                 )
         reason = StopReason.BUDGET if is_whole else StopReason.TIMED
-        return Outcome(Status.COMPLETED, self.done, reason)
+        return Outcome(Status.COMPLETED, self.steps_done, reason)
 
     def _agree(self, *, at_once: bool) -> Agreement:
-        """Exchange requests to stop and to save where that is due; return what is agreed."""
+        """Exchange the ranks' requests to stop and to save, if that is due."""
         if not at_once and not self.recorder.is_due:
             return Agreement()
         beat(Phase.RECORD)
-        stop, checkpoint = self._stop_requested, self._checkpoint_is_due()
+        stop, every_s = self._stop_requested, self.spec.config.checkpoint.every_s
+        # Rank 0 decides when a checkpoint is due.
+        checkpoint = (
+            self._rank == 0
+            and every_s is not None
+            and time.monotonic() - self._last_checkpoint >= every_s
+        )
         if at_once:
             return self.recorder.flush(stop=stop, checkpoint=checkpoint)
-        agreed = self.recorder.drain(stop=stop, checkpoint=checkpoint)
-        if agreed.stop or agreed.checkpoint:
+        agreement = self.recorder.drain(stop=stop, checkpoint=checkpoint)
+        if agreement.stop or agreement.checkpoint:
             # A checkpoint needs every row before it on the disk.
-            agreed |= self.recorder.flush()
-        return agreed
+            agreement |= self.recorder.flush()
+        return agreement
 
     def _judge(self, held_out_loss: float) -> Outcome | None:
         """Return how an evaluation ends the run; None where it goes on."""
         if not math.isfinite(held_out_loss):
-            what = f"the held-out loss after optimizer step {self.done}"
-            return self._diverged(f"{what} is not finite")
+            what = f"the held-out loss after optimizer step {self.steps_done}"
+            return self._divergence_outcome(f"{what} is not finite")
         target = self.spec.config.budget.target_loss
         if target is not None and held_out_loss <= target:
-            return Outcome(Status.COMPLETED, self.done, StopReason.TARGET)
+            return Outcome(Status.COMPLETED, self.steps_done, StopReason.TARGET)
         return None
 
-    def _diverged(self, reason: str) -> Outcome:
-        return Outcome(Status.DIVERGED, self.done, reason=reason, cause=Cause.DIVERGENCE)
+    def _divergence_outcome(self, reason: str) -> Outcome:
+        return Outcome(Status.DIVERGED, self.steps_done, reason=reason, cause=Cause.DIVERGENCE)
 
     def _compile(self) -> None:
         """Compile in a forward and backward that is forgotten, so that no step contains it."""
         beat(Phase.COMPILATION)
-        began = time.perf_counter()
-        indices = self._stream.step(self.done, sampling=False).indices.ravel()
-        # Where ranks work together, a backward without its exchange would leave something behind.
+        begin = time.perf_counter()
+        indices = self._stream.step(self.steps_done, sampling=False).indices.ravel()
+        # With parts, a backward without its exchange would leave gradients behind.
         last = not self._engine.state_is_whole
         with undisturbed(self._engine.module):
             for size in self._stream.micro_batch_sizes:
@@ -269,7 +279,7 @@ class Training:
                 self._engine.micro_step(*batch, 0.0, last=last)
         self._engine.forget_gradients()
         synchronize(self._device)
-        self.compilations_s.append(time.perf_counter() - began)
+        self.compilations_s.append(time.perf_counter() - begin)
 
     def _build(self, clock: StepClock, examine: Callable[[nn.Module], None] | None = None) -> None:
         self._engine = build_engine(self.spec, self._device, examine, self._rank == 0)
@@ -280,7 +290,7 @@ class Training:
             self._average = WeightAverage(self._engine.module, half_life_tokens)
         self._clock = clock
         self._engine.marks = clock
-        # Ranks draw their own dropout; the parameters are already the same everywhere.
+        # Each rank draws dropout of its own; the parameters, the same on all, are drawn by now.
         torch.manual_seed(1_000_003 * (self.spec.config.resolved_init_seed + 1) + self._rank)
 
     def _step(self, k: int) -> None:
@@ -288,29 +298,29 @@ class Training:
         planned = self._timeline.step(k)
         optimizer = planned.stage.optimizer
         factor = schedule_factor(self.spec.config.schedule, planned.midpoint, self.spec.samples)
-        before = self._engine.exchanged_bytes
+        bytes_before = self._engine.exchanged_bytes
         if k > 0:
-            # A micro-batch that is cut to sample the noise holds another amount of memory.
+            # A step whose micro-batch is cut to sample the noise takes less memory.
             self._phase(OUTSIDE if self._stream.is_cut(k) else "steady")
         self.recorder.begin()
         self._clock.begin()
-        done, noise = self._accumulate(k)
+        totals, noise = self._accumulate(k)
         if k == 0:
             self._sketch_gradient()
             self._phase("first_optimizer_step")
         beat(Phase.OPTIMIZER)
         norm = self._engine.optimizer_step(optimizer, factor)
         if self._average is not None:
-            self._average.update(done.labels)
+            self._average.update(totals.labels)
         self._clock.end()
-        exchanged = self._engine.exchanged_bytes - before
-        check_exchanged(self.spec.config.engine.name, self._engine, exchanged, done.micro_steps)
+        exchanged = self._engine.exchanged_bytes - bytes_before
+        check_exchanged(self.spec.config.engine.name, self._engine, exchanged, totals.micro_steps)
         self.recorder.add(
             optimizer_step=k + 1,
             samples=planned.samples_after,
             global_batch_size=planned.stage.geometry.global_batch_size,
-            labels=done.labels,
-            loss_sum=done.loss_sum,
+            labels=totals.labels,
+            loss_sum=totals.loss_sum,
             gradient_norm=norm,
             learning_rate=optimizer.learning_rate * factor,
             exchanged_bytes=exchanged,
@@ -321,7 +331,7 @@ class Training:
     def _sketch_gradient(self) -> None:
         """Keep a sketch of the first gradient, outside of the step's time and memory.
 
-        Every rank makes it, so that none waits for another in the next step.
+        Every rank makes it, although one writes it: else the others would wait in the next step.
         """
         if not self._engine.gradients_are_whole:
             return
@@ -336,43 +346,44 @@ class Training:
 
     def _accumulate(self, k: int) -> tuple[StepTotals, NoiseSample | None]:
         """Do the micro-steps of optimizer step k, and sample the noise where it is its turn."""
-        small = self._stream.small_batch_size(k)
-        if small is None:
+        noise_batch_size = self._stream.small_batch_size(k)
+        if noise_batch_size is None:
             return accumulate(self._engine, self._loader, self._clock, k), None
         with GradientSquares(self._engine.module) as squares:
-            done = accumulate(self._engine, self._loader, self._clock, k)
+            totals = accumulate(self._engine, self._loader, self._clock, k)
         size = self._timeline.step(k).stage.geometry.global_batch_size
         total = squares.total(self._engine.gradient_scale)
-        return done, NoiseSample(small, size // small, total)
+        return totals, NoiseSample(noise_batch_size, size // noise_batch_size, total)
 
     def _evaluation_is_due(self) -> bool:
         if self.spec.timed_steps is not None:
             return False
-        if self.done == self.spec.optimizer_steps:
+        if self.steps_done == self.spec.optimizer_steps:
             return True
         every = self.spec.evaluation_every_samples
-        return every is not None and self._timeline.samples_before(self.done) % every == 0
+        return every is not None and self._timeline.samples_before(self.steps_done) % every == 0
 
     def _evaluate(self) -> float:
-        beat(Phase.EVALUATION, self.done)
+        beat(Phase.EVALUATION, self.steps_done)
         self.recorder.break_off()
-        began = time.perf_counter()
-        hungry: Exception | None = None
+        begin = time.perf_counter()
+        memory_error: Exception | None = None
         try:
             result = self._evaluator.evaluate(self._engine, self._average)
         except Exception as error:
             if not is_out_of_memory(error, self.spec):
                 raise
-            hungry = error.with_traceback(None)  # which holds what the forward has made
-        if hungry is not None:
+            # A traceback would keep the tensors of the forward alive.
+            memory_error = error.with_traceback(None)
+        if memory_error is not None:
             self._try_micro_step()
-            raise hungry
-        elapsed_s = time.perf_counter() - began
+            raise memory_error
+        elapsed_s = time.perf_counter() - begin
         self.evaluation_s += elapsed_s
         if self._evals is not None:
             row = {
-                "optimizer_step": self.done,
-                "samples": self._timeline.samples_before(self.done),
+                "optimizer_step": self.steps_done,
+                "samples": self._timeline.samples_before(self.steps_done),
                 "tokens": self.recorder.tokens,
                 "train_time_s": self.recorder.train_time_s,
                 "attempt": self._attempt,
@@ -383,11 +394,11 @@ class Training:
         return result.eval_loss
 
     def _try_micro_step(self) -> None:
-        """Do a forward and backward of a whole micro-batch, which is forgotten.
+        """Do a forward and backward of a whole micro-batch after an evaluation ran out of memory.
 
-        Where memory was out in an evaluation, it says whether a training fits: it takes no more
-        than one does. Left out where ranks would have to do it together, and where a compiled
-        training takes less.
+        It takes no more memory than the training, so an error of it shows that the training does
+        not fit either. Not done where all ranks would have to take part, nor for a compiled
+        training, which takes less memory.
         """
         if not self._engine.gradients_are_whole or self.spec.config.in_process.compile:
             return
@@ -404,27 +415,21 @@ class Training:
         self._engine.forget_gradients()
         beat(Phase.EVALUATION)
 
-    def _checkpoint_is_due(self) -> bool:
-        every_s = self.spec.config.checkpoint.every_s
-        if self._rank != 0 or every_s is None:
-            return False
-        return time.monotonic() - self._last_checkpoint >= every_s
-
     def _save(self) -> None:
         """Write the state, to go on from."""
         self._write_state(partial(save_checkpoint, self._folder.checkpoints))
         self._last_checkpoint = time.monotonic()
 
     def _keep_branch_point(self) -> None:
-        """Keep the state where other runs begin with it."""
-        if self.done in self._keeps:
+        """Keep the state if other runs begin with it."""
+        if self.steps_done in self._branch_steps:
             self._write_state(partial(keep_branch_point, self._folder))
 
     def _write_state(self, write: Callable[[int, dict[str, Any]], object]) -> None:
-        beat(Phase.CHECKPOINT, self.done)
+        beat(Phase.CHECKPOINT, self.steps_done)
         self.recorder.break_off()
-        began = time.perf_counter()
-        # Ranks may have parts of the model: all of them take part, and the first one writes.
+        begin = time.perf_counter()
+        # All ranks gather the state, of which each may hold a part; rank 0 writes it.
         rng = gather_random_states(self._device, self._world_size)
         engine = self._engine.state()
         average = None if self._average is None else self._average.state()
@@ -433,16 +438,16 @@ class Training:
                 self._evals.flush()
             state = {
                 "run_id": self.spec.run_id,
-                "optimizer_step": self.done,
+                "optimizer_step": self.steps_done,
                 "tokens": self.recorder.tokens,
                 "train_time_s": self.recorder.train_time_s,
                 "rng": rng,
-                "divergence": self._rule.state(),
+                "divergence": self._divergence_rule.state(),
                 **engine,
                 "average": average,
             }
-            write(self.done, state)
-        self.checkpoint_s += time.perf_counter() - began
+            write(self.steps_done, state)
+        self.checkpoint_s += time.perf_counter() - begin
 
     def _resume(self, resumable: Resumable) -> int:
         """Restore the checkpoint, where there is one; return its optimizer steps."""
@@ -450,13 +455,16 @@ class Training:
         state = resumable.state
         if state is not None:
             if state["run_id"] != self.spec.run_id:
-                msg = f"{self._folder.checkpoints} holds checkpoints of run {state['run_id']}"
+                msg = (
+                    f"{self._folder.checkpoints} holds checkpoints of run {state['run_id']}, and "
+                    f"this is run {self.spec.run_id}; remove the folder"
+                )
                 raise CheckpointError(msg)
             self._engine.restore(state)
             if self._average is not None:
                 self._average.restore(state["average"])
             set_random_state(self._device, state["rng"][self._rank])
-            self._rule.restore(state["divergence"])
+            self._divergence_rule.restore(state["divergence"])
             done, tokens = state["optimizer_step"], state["tokens"]
             train_time_s = state["train_time_s"]
             print(f"batchscape: going on after optimizer step {done}", file=sys.stderr)  # noqa: T201  (run log)
@@ -464,9 +472,9 @@ class Training:
         if self._rank == 0:
             for note in resumable.notes:
                 print(f"batchscape: {note}", file=sys.stderr)  # noqa: T201  (run log)
-            for path in resumable.passed_over:
+            for path in resumable.damaged_checkpoints:
                 path.unlink()
-            # Rows after the checkpoint will be written again, by this attempt.
+            # This attempt writes the rows after the checkpoint again.
             for table in ("steps", "evals"):
                 keep_json_lines(
                     self._folder.lines(table),
@@ -482,7 +490,7 @@ class Training:
             ranks_on_node=self.spec.geometry.devices_per_node,
             attempt=self._attempt,
             warmup_optimizer_steps=self.spec.config.measure.warmup_optimizer_steps,
-            rule=self._rule,
+            rule=self._divergence_rule,
             tokens=tokens,
             train_time_s=train_time_s,
         )

@@ -29,50 +29,50 @@ class MemoryPhases:
 
     def __init__(self, device: torch.device, *, measure: bool) -> None:
         self.probe_s = 0.0
-        self._private = PrivatePeak() if device.type == "cpu" else None
+        self._private_peak = PrivatePeak() if device.type == "cpu" else None
         self._measure = measure
-        self._cuda = CudaMemory(device) if measure and device.type == "cuda" else None
-        self._probed: MemoryReport | None = None
+        self._cuda_memory = CudaMemory(device) if measure and device.type == "cuda" else None
+        self._probe_report: MemoryReport | None = None
 
     def rehearse(self, training: Training) -> None:
-        """Run the probe, where the device needs one, after what it would otherwise measure."""
-        if self._private is None:
+        """Run the probe where the device needs one, after compilation, which it must not count."""
+        if self._private_peak is None:
             return
         beat(Phase.COMPILATION)
-        with self.aside():
+        with self.uncounted():
             training.compile_ahead()
         beat(Phase.START)
         if not self._measure:
             return
         began = time.perf_counter()
-        with ExitStack() as reading, CpuProbe() as probe:
+        with ExitStack() as uncounted, CpuProbe() as probe:
             try:
                 training.rehearse(probe.phase, _PROBE_OPTIMIZER_STEPS)
             finally:
-                # Ending the trace takes memory, and reading it more than a small training.
-                reading.enter_context(self.aside())
-        self._probed = probe.report()
+                # To end and read the trace takes more memory than a small training.
+                uncounted.enter_context(self.uncounted())
+        self._probe_report = probe.report()
         self.probe_s = time.perf_counter() - began
 
     def enter(self, phase: str) -> None:
         """Begin a phase of the real training."""
-        if self._cuda is not None:
-            self._cuda.phase(phase)
+        if self._cuda_memory is not None:
+            self._cuda_memory.phase(phase)
 
     def peak_taken_gib(self) -> float | None:
-        """Return the highest private memory above that of the beginning; None but on a CPU."""
-        return None if self._private is None else self._private.taken_gib()
+        """Return the highest private memory above that of the beginning; None unless on a CPU."""
+        return None if self._private_peak is None else self._private_peak.taken_gib()
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Do what is no part of the training: no limit and no peak counts its memory of a CPU."""
-        if self._private is not None:
-            self._private.settle()
+    def uncounted(self) -> Iterator[None]:
+        """Do what is no part of the training: on a CPU no limit and no peak counts its memory."""
+        if self._private_peak is not None:
+            self._private_peak.settle()
         with not_charged():
             yield
-        if self._private is not None:
-            self._private.resume()
+        if self._private_peak is not None:
+            self._private_peak.resume()
 
     def report(self) -> MemoryReport | None:
         """Return what was measured; None where nothing was asked for."""
-        return self._probed if self._cuda is None else self._cuda.report()
+        return self._probe_report if self._cuda_memory is None else self._cuda_memory.report()

@@ -52,7 +52,7 @@ def write_rank_row(
         "peak_rss_gib": process.peak_rss_gib,
         "peak_taken_gib": peak_taken_gib,
         **recorder.telemetry.totals()._asdict(),
-        **training.facts._asdict(),
+        **training.model_columns._asdict(),
         **training.declaration,
         **(_cuda_columns() if device.type == "cuda" else {}),
         "peak_tflops": peak.tflops,

@@ -56,7 +56,7 @@ class Agreement:
         )
 
 
-class _Exchanged(NamedTuple):
+class _ExchangeVector(NamedTuple):
     """Content of the vector that ranks exchange, in its order.
 
     Before the exchange it is that of one rank, after it the sum over the ranks.
@@ -73,11 +73,10 @@ class _Exchanged(NamedTuple):
     squares: list[float]
     """Square sums of noise samples, one a sampled step."""
     overflows: list[float]
-    """Above 0: a gradient of the step was not finite; one a step. Every rank must come to the same
-    verdict, also where only one meets a bad number."""
+    """Above 0: a gradient of the step was not finite on some rank; one a step."""
 
     @classmethod
-    def unpacked(cls, vector: Sequence[float], steps: int) -> _Exchanged:
+    def unpacked(cls, vector: Sequence[float], steps: int) -> _ExchangeVector:
         """Return the content of a vector of so many steps."""
         stop, checkpoint, interval, *rest = vector
         end = len(rest) - steps
@@ -85,36 +84,35 @@ class _Exchanged(NamedTuple):
 
 
 @dataclass
-class _Pending:
+class _PendingExchange:
     """An exchange under way and the rows that wait for it."""
 
     rows: list[dict[str, Any]]
     labels: list[int]
     noise: dict[int, NoiseSample]
-    exchanged: Tensor
-    """Vectors of `_Exchanged`, one row a rank."""
+    vectors: Tensor
+    """Vectors of `_ExchangeVector`, one row a rank."""
     norms: Tensor
-    """Of each step; then, where updates may be skipped, whether each was."""
-    work: dist.Work | None
-    copied: torch.Event | None
+    """Gradient norm of each step; then, if updates may be skipped, for each step whether it was."""
+    exchange: dist.Work | None
+    copy_event: torch.Event | None
 
     def wait(self) -> None:
-        if self.copied is not None:
-            self.copied.synchronize()
-        elif self.work is not None:
-            self.work.wait()
+        if self.copy_event is not None:
+            self.copy_event.synchronize()
+        elif self.exchange is not None:
+            self.exchange.wait()
 
-    def summed(self) -> _Exchanged:
+    def summed(self) -> _ExchangeVector:
         """Add up the vectors of the ranks, in their order.
 
-        How a sum that the library exchanges is ordered depends on where in the vector it stands,
-        and that on when a drain was due: the last digit of a loss would differ between a run and
-        its repetition.
+        An all-reduce orders each sum by its place in the vector, and the place of a step depends
+        on when a drain was due: the last digit of its loss would differ from run to run.
         """
-        total = self.exchanged[0].clone()
-        for row in self.exchanged[1:]:
+        total = self.vectors[0].clone()
+        for row in self.vectors[1:]:
             total += row
-        return _Exchanged.unpacked(total.tolist(), len(self.rows))
+        return _ExchangeVector.unpacked(total.tolist(), len(self.rows))
 
 
 class StepRecorder:
@@ -149,7 +147,7 @@ class StepRecorder:
         self._rule = rule
         self._warmup_left = warmup_optimizer_steps
         self._interval = 1
-        self._pending: _Pending | None = None
+        self._pending: _PendingExchange | None = None
         self._last_drain = time.perf_counter()
         self._core_waits = CoreWaits()
         self.telemetry = build_telemetry(device, rank_on_node, ranks_on_node)
@@ -195,7 +193,7 @@ class StepRecorder:
         """Take one optimizer step."""
         if noise is not None:
             self._noise[len(self._rows)] = noise
-        # Joined at the drain: one operation then serves many steps.
+        # The drain stacks them: one operation for many steps.
         self._losses.append(loss_sum)
         self._norms.append(gradient_norm)
         if skipped is not None:
@@ -203,7 +201,7 @@ class StepRecorder:
         self.tokens += labels
         contention = self._core_waits.since_last()
         if is_accelerator(self._device):
-            # The host spends it on waiting for the device as well.
+            # It would include the time that the host waits for the device.
             contention = contention._replace(processor_time_s=None)
         self._rows.append(
             {
@@ -255,32 +253,32 @@ class StepRecorder:
         if self._rank == 0:
             steps_per_interval = len(self._rows) * _TARGET_INTERVAL_S / max(elapsed_s, 1e-9)
             interval = min(max(int(steps_per_interval), 1), LARGEST_INTERVAL)
-        # In the order of `_Exchanged`, as is what follows.
+        # In the order of `_ExchangeVector`, as is what follows.
         head = torch.tensor([stop, checkpoint, interval], dtype=torch.float64)
         if is_accelerator(self._device):
-            # From pageable memory the copy would wait for all that the device has yet to do.
+            # A copy from pageable memory would wait until the device has done all its work.
             with pinning():
                 head = head.pin_memory()
             head = head.to(self._device, non_blocking=True)
         squares = [sample.square_sum for sample in self._noise.values()]
         norms = torch.stack([*self._norms, *self._skipped])
         overflows = (~norms[: len(self._norms)].isfinite()).double()
-        mine = torch.cat([head, torch.stack([*self._losses, *squares]), overflows])
-        exchanged = mine.unsqueeze(0)
-        work = None
+        vector = torch.cat([head, torch.stack([*self._losses, *squares]), overflows])
+        vectors = vector.unsqueeze(0)
+        exchange = None
         if self._world_size > 1:
-            exchanged = mine.new_empty(self._world_size, len(mine))
-            work = dist.all_gather(list(exchanged), mine, async_op=True)
-        copied = None
+            vectors = vector.new_empty(self._world_size, len(vector))
+            exchange = dist.all_gather(list(vectors), vector, async_op=True)
+        copy_event = None
         if is_accelerator(self._device):
-            if work is not None:
-                work.wait()  # orders the streams; over NCCL the host goes on
-            exchanged = _to_pinned(exchanged)
+            if exchange is not None:
+                exchange.wait()  # of NCCL the stream waits, not the host
+            vectors = _to_pinned(vectors)
             norms = _to_pinned(norms)
-            copied = module_of(self._device).Event()
-            copied.record()
-        self._pending = _Pending(
-            self._rows, self._labels, self._noise, exchanged, norms, work, copied
+            copy_event = module_of(self._device).Event()
+            copy_event.record()
+        self._pending = _PendingExchange(
+            self._rows, self._labels, self._noise, vectors, norms, exchange, copy_event
         )
         self._start_rows()
 

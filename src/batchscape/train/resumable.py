@@ -20,8 +20,8 @@ class Resumable(NamedTuple):
     state: dict[str, Any] | None
     """Of the checkpoint; None: the run begins with its first step."""
     notes: tuple[str, ...]
-    """What was passed over, and why; empty where nothing was."""
-    passed_over: tuple[Path, ...] = ()
+    """Which checkpoints were passed over, and why."""
+    damaged_checkpoints: tuple[Path, ...] = ()
     """Checkpoints that nothing can go on from."""
 
 
@@ -33,36 +33,37 @@ def find_resumable(folder: RunFolder, run_id: str) -> Resumable:
     Every rank finds the same.
     """
     notes: list[str] = []
-    passed_over: list[Path] = []
+    damaged_checkpoints: list[Path] = []
     for path in checkpoints(folder.checkpoints):
         try:
             state = load_checkpoint(path)
             if state["run_id"] == run_id:
-                done, rows = int(state["optimizer_step"]), folder.lines("steps")
-                steps = [row["optimizer_step"] for row in read_json_lines(rows)]
-                steps_before = [step for step in steps if step <= done]
-                if steps_before != list(range(1, done + 1)):
-                    msg = f"{rows} has {len(steps_before)} of the {done} rows before it"
+                steps_done, rows_path = int(state["optimizer_step"]), folder.lines("steps")
+                steps = [row["optimizer_step"] for row in read_json_lines(rows_path)]
+                steps_before = [step for step in steps if step <= steps_done]
+                if steps_before != list(range(1, steps_done + 1)):
+                    msg = f"{rows_path} has {len(steps_before)} of the {steps_done} rows before it"
                     raise DamagedCheckpointError(msg)
         except DamagedCheckpointError as error:
             notes.append(f"checkpoint {path.name} was passed over: {error}")
-            passed_over.append(path)
+            damaged_checkpoints.append(path)
             continue
         if notes:
             notes.append(f"going on from {path.name} instead")
-        return Resumable(state, tuple(notes), tuple(passed_over))
+        return Resumable(state, tuple(notes), tuple(damaged_checkpoints))
     if notes:
         notes.append("no checkpoint is left, so that the run begins with its first step")
-    return Resumable(None, tuple(notes), tuple(passed_over))
+    return Resumable(None, tuple(notes), tuple(damaged_checkpoints))
 
 
-def agree_on(done: int, world_size: int, device: torch.device) -> None:
+def agree_on(steps_done: int, world_size: int, device: torch.device) -> None:
     """Check that all ranks go on after the same optimizer step."""
     if world_size == 1:
         return
-    ends = torch.tensor([done, -done], dtype=torch.int64, device=device)
-    dist.all_reduce(ends, dist.ReduceOp.MAX)
-    most, least = ends[0].item(), -ends[1].item()
+    # The largest of -n is minus the smallest n: one exchange gives both.
+    extremes = torch.tensor([steps_done, -steps_done], dtype=torch.int64, device=device)
+    dist.all_reduce(extremes, dist.ReduceOp.MAX)
+    most, least = extremes[0].item(), -extremes[1].item()
     if most != least:
         msg = f"ranks would go on after different optimizer steps, {least} to {most}"
         raise CheckpointError(msg)

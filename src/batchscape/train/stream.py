@@ -11,9 +11,9 @@ from batchscape.data.datasets import Dataset
 from batchscape.data.order import SampleOrder
 from batchscape.geometry import BatchGeometry
 from batchscape.measure.noise_scale import is_sampled, small_batch_size
-from batchscape.train.timeline import PlannedStep, Timeline
+from batchscape.train.timeline import Timeline
 
-_AHEAD = 4096
+_BLOCK_SAMPLES = 4096
 """Positions that are shuffled at once; the cost of a call is then shared by many steps."""
 
 
@@ -75,10 +75,20 @@ class SampleStream:
         """Return the samples of an optimizer step; any step, in any order."""
         planned = self._timeline.step(optimizer_step)
         geometry = planned.stage.geometry
-        samples = self._samples(planned)
-        small = self.small_batch_size(optimizer_step) if sampling else None
-        cut = samples.reshape(-1, geometry.data_parallel_size, small or geometry.micro_batch_size)
-        return StepSamples(cut[:, self._rank], self._dataset.count_labels(samples))
+        size = geometry.global_batch_size
+        offset = planned.first_sample - self._block_start
+        if offset < 0 or offset + size > len(self._block):
+            # The block lacks samples of this step: shuffle one that begins with them.
+            block_size = max(size, _BLOCK_SAMPLES // size * size)
+            positions = np.arange(block_size, dtype=np.int64) + planned.first_sample
+            self._block = self._order.indices(positions)
+            self._block_start, offset = planned.first_sample, 0
+        samples = self._block[offset : offset + size]
+        noise_batch_size = self.small_batch_size(optimizer_step) if sampling else None
+        micro_batches = samples.reshape(
+            -1, geometry.data_parallel_size, noise_batch_size or geometry.micro_batch_size
+        )
+        return StepSamples(micro_batches[:, self._rank], self._dataset.count_labels(samples))
 
     def small_batch_size(self, optimizer_step: int) -> int | None:
         """Return the samples behind each gradient that the noise of a step is sampled from.
@@ -89,19 +99,19 @@ class SampleStream:
         if not self.samples_noise or not is_sampled(optimizer_step, self._noise_scale_every):
             return None
         geometry = self._timeline.step(optimizer_step).stage.geometry
-        small = self._small_batch_size(geometry)
-        if small != geometry.micro_batch_size:
+        noise_batch_size = self._small_batch_size(geometry)
+        if noise_batch_size != geometry.micro_batch_size:
             stages = [self._timeline.step(k).stage for k in (optimizer_step - 1, optimizer_step)]
             follows_a_cut = self._noise_scale_every == 1 and optimizer_step % 2 == 0
             if optimizer_step < 2 or follows_a_cut or stages[0] is not stages[1]:
                 return None
-        return small
+        return noise_batch_size
 
     def is_cut(self, optimizer_step: int) -> bool:
         """Return whether the only micro-batch of a step (counted from 0) is cut for its noise."""
-        small = self.small_batch_size(optimizer_step)
+        noise_batch_size = self.small_batch_size(optimizer_step)
         size = self._timeline.step(optimizer_step).stage.geometry.micro_batch_size
-        return small is not None and small < size
+        return noise_batch_size is not None and noise_batch_size < size
 
     @property
     def micro_batch_sizes(self) -> list[int]:
@@ -115,14 +125,3 @@ class SampleStream:
     def _small_batch_size(self, geometry: BatchGeometry) -> int | None:
         size = small_batch_size(geometry)
         return size if size == geometry.micro_batch_size or self.may_cut else None
-
-    def _samples(self, planned: PlannedStep) -> NDArray[np.int64]:
-        """Return the samples of a step from a block, which is made anew where it lacks them."""
-        size = planned.stage.geometry.global_batch_size
-        offset = planned.first_sample - self._block_start
-        if offset < 0 or offset + size > len(self._block):
-            ahead = max(size, _AHEAD // size * size)
-            positions = np.arange(ahead, dtype=np.int64) + planned.first_sample
-            self._block = self._order.indices(positions)
-            self._block_start, offset = planned.first_sample, 0
-        return self._block[offset : offset + size]

@@ -37,8 +37,8 @@ from batchscape.train.loop import Training
 from batchscape.train.memory import MemoryPhases
 from batchscape.train.ranks import write_rank_row
 
-_VARIANTS = 8
-"""Of one function, for each size of a micro-batch: as many as torch allows a function in all."""
+_COMPILATIONS_PER_SIZE = 8
+"""Torch's own limit for a function, here for each size of a micro-batch."""
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def code_for_each_size(sizes: int) -> Iterator[None]:
     import torch._dynamo  # takes a second, and only compiled runs need it
     from torch._dynamo.exc import FailOnRecompileLimitHit
 
-    limit = _VARIANTS * sizes
+    limit = _COMPILATIONS_PER_SIZE * sizes
     with torch._dynamo.config.patch(
         recompile_limit=limit,
         accumulated_recompile_limit=max(limit, torch._dynamo.config.accumulated_recompile_limit),
@@ -65,39 +65,39 @@ def code_for_each_size(sizes: int) -> Iterator[None]:
         try:
             yield
         except FailOnRecompileLimitHit as error:
-            each = count_text(sizes, "size of micro-batches", "sizes of micro-batches")
+            sizes_text = count_text(sizes, "size of micro-batches", "sizes of micro-batches")
             msg = (
                 f"engine.compile: a function of the model would be compiled more than {limit} "
-                f"times, {_VARIANTS} for {each}, as its inputs or settings differ from "
-                "step to step (TORCH_LOGS=recompiles says how); let them be the same, or use "
-                "engine.compile=false"
+                f"times, {_COMPILATIONS_PER_SIZE} for {sizes_text}, because its inputs or settings "
+                "differ from step to step (TORCH_LOGS=recompiles says how); keep them the same, or "
+                "use engine.compile=false"
             )
             raise BatchscapeError(msg) from error
 
 
 _COLLECTIVE_TIMEOUT_S = 1800.0
 _NEVER_S = 30 * 86_400.0
-"""A rank that waits longer for the others gives up, if nobody has ended it: where one has died or
-hangs, the launcher is faster."""
+"""How long a rank waits for the others before it gives up; the launcher, which ends all ranks where
+one has died or hangs, is faster."""
 
 
 def main(run_dir: str, rank: int) -> int:
     """Train one rank of the run in `run_dir`."""
-    began = time.perf_counter()
+    begin = time.perf_counter()
     folder = RunFolder(Path(run_dir))
-    progress = _RankState()
+    state = _RankState()
     try:
-        outcome = _train(folder, rank, began, progress)
+        outcome = _train(folder, rank, begin, state)
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
         explained_error = error
         if not isinstance(error, BatchscapeError):
             explained_error = explained(error, folder.path)
             with suppress(OSError):  # the log may be on the same full disk
                 sys.stderr.write(redact(traceback.format_exc()))
-        done = 0 if progress.training is None else progress.training.done
-        outcome = failure_of(explained_error, done, progress.device, progress.spec)
-    if not progress.has_left:
-        _leave(folder, rank, outcome, progress)
+        steps_done = 0 if state.training is None else state.training.steps_done
+        outcome = failure_of(explained_error, steps_done, state.device, state.spec)
+    if not state.has_outcome:
+        _write_outcome(folder, rank, outcome, state)
     return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
 
 
@@ -105,50 +105,50 @@ class _RankState:
     """How far a rank has come, for the report of a failure."""
 
     def __init__(self) -> None:
-        self.has_left = False
+        self.has_outcome = False
         self.spec: RunSpec | None = None
         self.training: Training | None = None
         self.device: torch.device | None = None
 
 
-def _leave(folder: RunFolder, rank: int, outcome: Outcome, progress: _RankState) -> None:
+def _write_outcome(folder: RunFolder, rank: int, outcome: Outcome, state: _RankState) -> None:
     """Write how this rank ended."""
     outcome.write(folder, rank)
     beat(Phase.END)
-    progress.has_left = True
+    state.has_outcome = True
 
 
-def _train(folder: RunFolder, rank: int, began: float, progress: _RankState) -> Outcome:
-    spec = progress.spec = RunSpec.read(folder.config)
+def _train(folder: RunFolder, rank: int, begin: float, state: _RankState) -> Outcome:
+    spec = state.spec = RunSpec.read(folder.config)
     launch = read_json(folder.launch)
-    on_node = spec.geometry.devices_per_node
-    device = progress.device = device_of_rank(
-        launch["device_type"], rank % on_node, len(launch["devices"])
+    ranks_per_node = spec.geometry.devices_per_node
+    device = state.device = device_of_rank(
+        launch["device_type"], rank % ranks_per_node, len(launch["devices"])
     )
     torch.set_num_threads(launch["threads_per_rank"])
     _set_precision_of_products(spec.config.in_process.float32_matmul)
     outside_s = spec.config.launcher.hang_outside_s
-    # Where no hang is looked for, no collective ends a run either.
+    # Where no hang is judged, no collective may end the run either.
     timeout_s = _NEVER_S if outside_s is None else max(_COLLECTIVE_TIMEOUT_S, 2 * outside_s)
-    with _process_group(launch, rank, device, timeout_s), ExitStack() as limits:
-        begins = None
+    with _process_group(launch, rank, device, timeout_s), ExitStack() as contexts:
+        branch_point = None
         if "begins" in launch:
-            begins = BranchPoint(folder, launch["begins"]["trunk"])
+            branch_point = BranchPoint(folder, launch["begins"]["trunk"])
         training = Training(
             *(spec, folder, rank, device, launch["attempt"]),
-            keeps=launch.get("keeps", ()),
-            begins=begins,
+            branch_steps=launch.get("keeps", ()),
+            branch_point=branch_point,
         )
-        progress.training = training
+        state.training = training
         signal.signal(signal.SIGTERM, lambda *_: training.request_stop())
-        sharing = 1
+        ranks_on_device = 1
         if is_accelerator(device):
-            ranks = [rank % len(launch["devices"]) for rank in range(on_node)]
-            sharing = ranks.count(device.index)
+            device_indices = [rank % len(launch["devices"]) for rank in range(ranks_per_node)]
+            ranks_on_device = device_indices.count(device.index)
         limit_gib = spec.config.device.memory_limit_gib
-        limits.enter_context(memory_limit(device, limit_gib, ranks_on_device=sharing))
+        contexts.enter_context(memory_limit(device, limit_gib, ranks_on_device=ranks_on_device))
         if spec.config.in_process.compile:
-            limits.enter_context(code_for_each_size(training.sizes))
+            contexts.enter_context(code_for_each_size(training.micro_batch_size_count))
         memory = MemoryPhases(device, measure=spec.config.measure.memory)
         memory.rehearse(training)
         startup_s: float | None = None
@@ -156,8 +156,8 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _RankState) -> 
         def enter(phase: str) -> None:
             nonlocal startup_s
             if startup_s is None and phase in {"first_backward", "steady"}:
-                apart_s = training.evaluation_s + sum(training.compilations_s)
-                startup_s = time.perf_counter() - began - apart_s
+                excluded_s = training.evaluation_s + sum(training.compilations_s)
+                startup_s = time.perf_counter() - begin - excluded_s
             memory.enter(phase)
 
         outcome = training.run(enter)
@@ -172,8 +172,8 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _RankState) -> 
             memory_probe_s=memory.probe_s,
             peak_taken_gib=memory.peak_taken_gib(),
         )
-        # The training is over: what hangs or fails in the teardown takes nothing from it.
-        _leave(folder, rank, replace(outcome, phase=str(last_beat().phase)), progress)
+        # The outcome is written before the teardown, which may hang or fail.
+        _write_outcome(folder, rank, replace(outcome, phase=str(last_beat().phase)), state)
         # Nothing may hold the wrapped model when the process group ends.
         if spec.config.in_process.compile:
             gc.unfreeze()
@@ -184,9 +184,9 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _RankState) -> 
 def _set_precision_of_products(float32: str) -> None:
     """Set whether products of float32, convolutions included, may be in TF32.
 
-    Parts of a product of halves are added up in float32. By default torch lets cuBLAS add them up
-    in halves, where it cuts a product for its shape: cuts of a batch, whose shapes differ, would
-    then differ by that rounding too.
+    A product of bfloat16 or float16 that cuBLAS splits is summed in float32. By torch's default
+    cuBLAS may sum it in 16 bits; it splits by shape, so that cuts of a batch would differ by that
+    rounding too.
 
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html, "TensorFloat-32" and "Reduced
     Precision Reduction in BF16 GEMMs".
@@ -205,18 +205,18 @@ def _process_group(
     if launch["world_size"] == 1:
         yield
         return
-    meeting = launch.get("master") or f"file://{launch['rendezvous']}"
+    init_method = launch.get("master") or f"file://{launch['rendezvous']}"
     loopback = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
     if loopback and "master" not in launch:
         # Host names of laptops often resolve to no interface; all ranks are on this machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())
-    # Otherwise NCCL's errors have no reason. Source: "Logging", NCCL user guide,
+    # Without it NCCL's errors give no reason. Source: "Logging", NCCL user guide,
     # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/logging.html.
     os.environ.setdefault("NCCL_DEBUG", "WARN")
     backend = _backend(launch)
     dist.init_process_group(
         backend,
-        init_method=meeting,
+        init_method=init_method,
         rank=rank,
         world_size=launch["world_size"],
         timeout=timedelta(seconds=timeout_s),
@@ -229,8 +229,8 @@ def _process_group(
 
 def _backend(launch: dict[str, Any]) -> str:
     """Return the backend of the process group: gloo where ranks share a device, as NCCL refuses."""
-    own_devices = launch["world_size"] <= len(launch["devices"])
-    return dist.get_default_backend_for_device(launch["device_type"]) if own_devices else "gloo"
+    has_own_devices = launch["world_size"] <= len(launch["devices"])
+    return dist.get_default_backend_for_device(launch["device_type"]) if has_own_devices else "gloo"
 
 
 if __name__ == "__main__":

@@ -49,15 +49,15 @@ class ColumnReader(ABC):
         self._geometry = geometry
         self._sequence_length = sequence_length
         self._begin = begin
-        self._before: tuple[list[Row], list[Row]] = [], []
-        """Steps and evaluations of the last look: a program may write its log over."""
-        self._earlier = b""
-        """Text of earlier starts: the program is not started yet, and may write it over."""
+        self._rows_before: tuple[list[Row], list[Row]] = [], []
+        """Steps and evaluations of the last read: a program may overwrite its log."""
+        self._text_of_earlier_starts = b""
+        """Read before the program is started, as it may overwrite its log."""
         self._forget_all()
         with contextlib.suppress(RecordError):
             self.read()
         with contextlib.suppress(RecordError):
-            self._earlier = whole_lines((content_of(path) or b"")[begin:])
+            self._text_of_earlier_starts = whole_lines((content_of(path) or b"")[begin:])
 
     def _forget_all(self) -> None:
         """Forget all that was read."""
@@ -65,35 +65,39 @@ class ColumnReader(ABC):
         self._is_redrawn = False
         self._counts_by_name: dict[str, dict[int, None]] = {}
         self._columns: set[str] = set()
-        self._no_times: dict[str, int] = {}
+        self._non_finite_counts: dict[str, int] = {}
         self._since_start: dict[str, int] = {}
 
     def read(self, *, final: bool = False) -> Log:
         """Return what the text holds by now."""
         self._forget_all()
         content = (content_of(self._path) or b"")[self._begin :]
-        earlier = self._earlier if content.startswith(self._earlier) else b""
-        self._take_all(drawn_lines_of(earlier))
-        if earlier:
+        # A log that the program overwrote no longer begins with the text of earlier starts.
+        earlier_text = self._text_of_earlier_starts
+        if not content.startswith(earlier_text):
+            earlier_text = b""
+        self._take_all(drawn_lines_of(earlier_text))
+        if earlier_text:
             self._starts_again()
-        self._take_all(drawn_lines_of(whole_lines(content)[len(earlier) :]))
+        self._take_all(drawn_lines_of(whole_lines(content)[len(earlier_text) :]))
         if final:
-            torn = drawn_lines_of(content[content.rfind(b"\n") + 1 :])
-            if torn and not self._is_whole(torn[-1][0]):
-                torn.pop()
-            self._take_all(torn)
+            # A last line without its end counts if it is complete.
+            last_lines = drawn_lines_of(content[content.rfind(b"\n") + 1 :])
+            if last_lines and not self._is_whole(last_lines[-1][0]):
+                last_lines.pop()
+            self._take_all(last_lines)
             self._check_end()
         return self._log()
 
     def _take_all(self, lines: list[tuple[str, bool]]) -> None:
-        # Of several micro-batches or ranks each may have drawn it.
-        one = self._geometry.global_batch_size == self._geometry.micro_batch_size
+        # With several micro-batches or ranks each may have drawn the line.
+        has_one_micro_batch = self._geometry.global_batch_size == self._geometry.micro_batch_size
         for line, is_redrawn in lines:
-            self._is_redrawn = is_redrawn and one
+            self._is_redrawn = is_redrawn and has_one_micro_batch
             self._take(line)
 
     def _starts_again(self) -> None:
-        """Keep what was read, and note that what comes now is of another start of the program."""
+        """Note that the following lines are of another start of the program."""
         self._steps.starts_again()
         self._evals.starts_again()
 
@@ -120,13 +124,13 @@ class ColumnReader(ABC):
                 self._counts_by_name.setdefault(name, {})[count] = None
         for table in tables:
             columns = STEP_COLUMNS if table == "steps" else EVALUATION_COLUMNS
-            chosen = {name: values[name] for name in columns if name in values}
-            if "optimizer_step" not in chosen:
-                msg = f"{where} has {', '.join(sorted(chosen))}, but no optimizer_step"
+            table_values = {name: values[name] for name in columns if name in values}
+            if "optimizer_step" not in table_values:
+                msg = f"{where} has {', '.join(sorted(table_values))}, but no optimizer_step"
                 raise RecordError(msg)
-            row = as_row(chosen, self._config.units, where)
-            for name in chosen.keys() - row.keys():
-                self._no_times[name] = self._no_times.get(name, 0) + 1
+            row = as_row(table_values, self._config.units, where)
+            for name in table_values.keys() - row.keys():
+                self._non_finite_counts[name] = self._non_finite_counts.get(name, 0) + 1
             if table == "steps":
                 row["optimizer_step"] += 1 - self._config.first_step
                 if self._steps.goes_back(row, line):
@@ -149,11 +153,11 @@ class ColumnReader(ABC):
             ranks = batch.value("world_size") or self._geometry.data_parallel_size
             micro_steps = batch.value("gradient_accumulation_steps")
             parts = ranks * (micro_steps or self._geometry.gradient_accumulation_steps)
-            if missing := settle_loss(steps, parts):
-                sources["loss"] = missing
+            if why_missing := settle_loss(steps, parts):
+                sources["loss"] = why_missing
         if any("step_time_s" in row for row in steps):
             sources["step_time_s"] = f"as {self._name} has it"
-        for name, count in self._no_times.items():
+        for name, count in self._non_finite_counts.items():
             sources[name] = f"missing in {count} rows: {self._name} has no finite number there"
         for name, begin in self._since_start.items():
             sources[name] = (
@@ -171,30 +175,32 @@ class ColumnReader(ABC):
         )
 
     def _with_overwritten(self) -> tuple[list[Row], list[Row]]:
-        """Return the rows, and before them those of the last look that the text has no more."""
+        """Return the rows, preceded by those of the last read that the text no longer has."""
         steps, evals = self._steps.get(), self._evals.get()
-        if self._steps.come_again_alike:
+        if self._steps.repeats_are_equal:
             # Another rank printed the same steps, but perhaps no evaluation.
             evals = self._evals.get_with_dropped()
         first = steps[0]["optimizer_step"] if steps else math.inf
-        there = {row["optimizer_step"] for row in evals}
-        lost_steps, lost_evals = (
-            [row for row in rows if row["optimizer_step"] < first] for rows in self._before
+        evaluated_steps = {row["optimizer_step"] for row in evals}
+        overwritten_steps, overwritten_evals = (
+            [row for row in rows if row["optimizer_step"] < first] for rows in self._rows_before
         )
-        begin = int(first) if lost_steps and steps else self._steps.continued_from
+        begin = int(first) if overwritten_steps and steps else self._steps.continued_from
         if begin is not None:
             for name in drop_counts_since_start(steps, evals, begin):
                 self._since_start[name] = begin
-        steps = lost_steps + steps
-        evals = [row for row in lost_evals if row["optimizer_step"] not in there] + evals
+        steps = overwritten_steps + steps
+        evals = [
+            row for row in overwritten_evals if row["optimizer_step"] not in evaluated_steps
+        ] + evals
         evals.sort(key=lambda row: row["optimizer_step"])
-        self._before = [dict(row) for row in steps], [dict(row) for row in evals]
+        self._rows_before = [dict(row) for row in steps], [dict(row) for row in evals]
         return steps, evals
 
 
 _EVALUATION_ONLY = set(EVALUATION_COLUMNS) - set(STEP_COLUMNS)
 _TRAINING_ONLY = {"loss", "learning_rate", "gradient_norm"}
-"""What a line of an optimizer step has: the times of one without it may be an evaluation's."""
+"""Columns of optimizer steps alone: times in a line without them may be an evaluation's."""
 
 
 class JsonlReader(ColumnReader):
@@ -226,12 +232,12 @@ class JsonlReader(ColumnReader):
             for name, key in self._config.columns.items()
             if entry.get(key) is not None
         }
-        rest = values.keys() - {"optimizer_step", *GEOMETRY_NAMES}
+        measured_columns = values.keys() - {"optimizer_step", *GEOMETRY_NAMES}
         tables = []
         # Counts and times belong to the step, unless the line is about an evaluation alone.
-        if rest & _TRAINING_ONLY or not rest & _EVALUATION_ONLY:
-            tables += ["steps"] if rest else []
-        if rest & _EVALUATION_ONLY:
+        if measured_columns & _TRAINING_ONLY or not measured_columns & _EVALUATION_ONLY:
+            tables += ["steps"] if measured_columns else []
+        if measured_columns & _EVALUATION_ONLY:
             tables += ["evals"]
         self._add(values, tuple(tables), where, line)
 
@@ -239,14 +245,14 @@ class JsonlReader(ColumnReader):
         if not self._count:
             msg = f"{self._path} is empty or not there: the program logged nothing in it"
             raise RecordError(msg)
-        missing = [
+        absent_keys = [
             f"{key} ({name})"
             for name, key in self._config.columns.items()
             if name not in self._columns
         ]
-        if missing:
+        if absent_keys:
             msg = (
-                f"no line of {self._path} has {', '.join(missing)}; keys that it has: "
+                f"no line of {self._path} has {', '.join(absent_keys)}; keys that it has: "
                 f"{', '.join(sorted(self._keys)[:40])}"
             )
             raise RecordError(msg)
@@ -273,7 +279,7 @@ class RegexReader(ColumnReader):
 
     def _forget_all(self) -> None:
         super()._forget_all()
-        self._matched: set[str] = set()
+        self._matched_settings: set[str] = set()
         self._patterns = {
             setting: re.compile(text)
             for setting in _PATTERNS
@@ -285,7 +291,7 @@ class RegexReader(ColumnReader):
             self._starts_again()
         for setting, pattern in self._patterns.items():
             for match in pattern.finditer(line):
-                self._matched.add(setting)
+                self._matched_settings.add(setting)
                 values: dict[str, object] = {
                     name: text for name, text in match.groupdict().items() if text is not None
                 }
@@ -301,7 +307,7 @@ class RegexReader(ColumnReader):
         return False
 
     def _check_end(self) -> None:
-        for setting in self._patterns.keys() - self._matched:
+        for setting in self._patterns.keys() - self._matched_settings:
             msg = (
                 f"metrics.{setting} matches no line of {self._path}: "
                 f"{getattr(self._config, setting)!r}"

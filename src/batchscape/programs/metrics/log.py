@@ -1,8 +1,8 @@
 """What is read from the metrics of another program, and the batch that it really used.
 
-Numbers are put in as they are read, each with its source. Those that follow from them are
-derived in whole numbers; where that leaves a remainder, or where two sources disagree, there is
-a problem, and the quantity counts as not observed.
+Numbers are noted as they are read, each with its source. Others are derived from them in whole
+numbers. A remainder, or two sources that disagree, is a problem: the quantity counts as not
+observed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ObservedBatch:
         """
         steps = [row for row in rows if column in row]
         points = [(0, 0), *((row["optimizer_step"], row[column]) for row in steps)]
-        size, uneven = evenly(points)
+        size, uneven = even_growth(points)
         if size is not None:
             self.put(name, size, source)
         elif uneven is not None and column == "samples":
@@ -114,8 +114,8 @@ class ObservedBatch:
             self._count_samples(tokens, sequence_length)
         global_batch = self._values.get("global_batch_size")
         if len(factors) == len(_FACTORS) - 1 and global_batch is not None:
-            (missing,) = set(_FACTORS) - set(factors)
-            self._divide(missing, global_batch, factors)
+            (unknown_factor,) = set(_FACTORS) - set(factors)
+            self._divide(unknown_factor, global_batch, factors)
         undisputed = {
             name: value for name, value in self._values.items() if name not in self._disputed
         }
@@ -154,20 +154,20 @@ class ObservedBatch:
             self.problems.append(problem)
 
 
-def evenly(points: Iterable[tuple[int, int]]) -> tuple[int | None, str | None]:
+def even_growth(points: Iterable[tuple[int, int]]) -> tuple[int | None, str | None]:
     """Return the growth of a count with each optimizer step, or where it is uneven."""
     size: int | None = None
-    before: tuple[int, int] | None = None
+    previous: tuple[int, int] | None = None
     for step, count in points:
-        if before is not None:
-            growth, remainder = divmod(count - before[1], step - before[0])
+        if previous is not None:
+            growth, remainder = divmod(count - previous[1], step - previous[0])
             if remainder or (size is not None and growth != size):
                 usual = "" if size is None else f", {size} a step before"
                 return None, (
-                    f"optimizer steps {before[0] + 1} to {step} took {count - before[1]}{usual}"
+                    f"optimizer steps {previous[0] + 1} to {step} took {count - previous[1]}{usual}"
                 )
             size = growth
-        before = (step, count)
+        previous = (step, count)
     return size, None
 
 
@@ -190,11 +190,11 @@ def finish(
     batch.put_growth("tokens_per_optimizer_step", steps, "tokens", f"tokens in the {source}")
     observed = batch.infer(sequence_length)
     size = observed.global_batch_size
-    by = "planned" if size is None else "observed"
-    filled = {"samples": f"optimizer steps x {by} global batch size"}
+    basis = "planned" if size is None else "observed"
+    derivations = {"samples": f"optimizer steps x {basis} global batch size"}
     if sequence_length is not None:
-        filled["tokens"] = "samples x sequence length"
-    for name, origin in filled.items():
+        derivations["tokens"] = "samples x sequence length"
+    for name, origin in derivations.items():
         if steps and not any(name in row for row in steps):
             sources.setdefault(name, f"not logged; {origin}")
     for rows in (steps, evals):
@@ -208,15 +208,15 @@ def settle_loss(steps: list[Row], parts: int = 1) -> str | None:
 
     One that is not finite stays: the training diverged, whatever the mean is over.
     """
-    before = removed = 0
+    previous = removed = 0
     for row in steps:
         if "loss" not in row:
             continue
         step = int(row["optimizer_step"])
-        if (parts > 1 or step - before > 1) and math.isfinite(row["loss"]):
+        if (parts > 1 or step - previous > 1) and math.isfinite(row["loss"]):
             del row["loss"]
             removed += 1
-        before = step
+        previous = step
     if not removed:
         return None
-    return f"missing in {removed} rows: the program may log that of a part, or of several steps"
+    return f"missing in {removed} rows: the program may log the mean of a part, or of several steps"

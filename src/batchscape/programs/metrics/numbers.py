@@ -7,7 +7,7 @@ import re
 import stat
 from pathlib import Path
 
-from batchscape.config.metrics import TimeUnit
+from batchscape.config.metrics import GEOMETRY_NAMES, TimeUnit
 from batchscape.errors import RecordError
 from batchscape.geometry import COUNT_LIMIT
 
@@ -52,8 +52,7 @@ def content_of(path: Path) -> bytes | None:
 
 _COUNTS = {
     *("optimizer_step", "samples", "tokens", "eval_labels"),
-    *("world_size", "micro_batch_size", "gradient_accumulation_steps"),
-    *("global_batch_size", "tokens_per_optimizer_step"),
+    *GEOMETRY_NAMES,
 }
 # As `f"{count:,}"` prints it. A comma elsewhere may be a decimal one, and is refused.
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+")

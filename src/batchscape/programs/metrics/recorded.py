@@ -87,7 +87,8 @@ class RecorderReader:
         row = self._row(rank, event, STEP_COLUMNS, where)
         if window != 1:
             self._windows.add(as_count(window, f"{where}: loss_window"))
-            # A mean over several steps is the loss of none; that one is no number is a fact.
+            # A mean over several steps is the loss of no step; but if it is not finite, one of
+            # their losses is not.
             if math.isfinite(row.get("loss", 0.0)):
                 row.pop("loss", None)
         self._steps.add(row, least=1)
@@ -101,10 +102,10 @@ class RecorderReader:
         values = {name: event[name] for name in columns if name in event}
         row = as_row(values, {}, where)
         if rank.time_before_s < 0:
-            # What an earlier start did beyond a checkpoint is dropped.
+            # This start does the steps after its checkpoint again.
             self._steps.cut(int(row["optimizer_step"]))
             self._evals.cut(int(row["optimizer_step"]))
-            times_s = (kept.get("train_time_s", 0.0) for kept in self._steps.get())
+            times_s = (row.get("train_time_s", 0.0) for row in self._steps.get())
             rank.time_before_s = max(times_s, default=0.0)
         if "train_time_s" in row:
             row["train_time_s"] += rank.time_before_s
@@ -113,8 +114,8 @@ class RecorderReader:
     def _log(self) -> Log:
         steps, evals, batch = self._steps.get(), self._evals.get(), ObservedBatch()
         start = max((rank.start for rank in self._ranks.values()), default=None)
-        now = {path: rank for path, rank in self._ranks.items() if rank.start == start}
-        for path, rank in now.items():
+        latest_ranks = {path: rank for path, rank in self._ranks.items() if rank.start == start}
+        for path, rank in latest_ranks.items():
             batch.problems += [f"{path.stem}: {problem}" for problem in rank.problems]
             if len(rank.begins) > 1:
                 pids = ", ".join(str(begin.get("pid")) for begin in rank.begins)
@@ -128,8 +129,10 @@ class RecorderReader:
                         count = as_count(begin[name], f"{path}: {name}")
                         batch.put(name, count, "the recorder, as the script says")
         world_size = batch.value("world_size")
-        if world_size is not None and len(now) > world_size:
-            batch.problems.append(f"{len(now)} ranks made a recorder of world_size {world_size}")
+        if world_size is not None and len(latest_ranks) > world_size:
+            batch.problems.append(
+                f"{len(latest_ranks)} ranks made a recorder of world_size {world_size}"
+            )
         sources = {}
         if any("step_time_s" in row for row in steps):
             sources["step_time_s"] = "between calls of the recorder, on rank 0"

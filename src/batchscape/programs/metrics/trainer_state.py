@@ -141,9 +141,9 @@ class TrainerStateReader:
                 "with engine.metrics.eval_loss"
             )
             return "eval_loss"
-        (only,) = keys
-        sources["eval_loss"] = f"the held-out loss is {only}, of the only evaluation set"
-        return only
+        (only_key,) = keys
+        sources["eval_loss"] = f"the held-out loss is {only_key}, of the only evaluation set"
+        return only_key
 
     @staticmethod
     def _rows(
@@ -155,18 +155,22 @@ class TrainerStateReader:
         best: bool,
     ) -> tuple[list[Row], list[Row]]:
         steps, evals = MetricRows(str(path)), MetricRows(str(path))
-        evaluated_s, last, trained = 0.0, -1, False
-        columns = {held_out[:-4] + end: ours for end, ours in _EVALUATION.items()}
+        evaluated_s, last_step, has_trained = 0.0, -1, False
+        columns = {held_out[:-4] + end: column for end, column in _EVALUATION.items()}
         for number, entry in enumerate(history):
             where = f"{path}, log_history[{number}]"
-            trained |= "train_loss" in entry
+            has_trained |= "train_loss" in entry
             if row := _row(entry, "loss", _STEP, where):
                 steps.add(row | _counts(entry, evaluated_s, where), least=1)
             # After the training the best model may be loaded, which is not that of the last step;
             # and a model that was evaluated may be evaluated once more.
             row = _row(entry, held_out, columns, where)
-            if row is not None and row["optimizer_step"] != last and not (trained and best):
-                last = int(row["optimizer_step"])
+            if (
+                row is not None
+                and row["optimizer_step"] != last_step
+                and not (has_trained and best)
+            ):
+                last_step = int(row["optimizer_step"])
                 evals.add(row, least=0)
             evaluated_s += _evaluated_s(entry)
         if repeats := steps.repeats():
@@ -181,7 +185,7 @@ class TrainerStateReader:
         if processes is not None:
             batch.put("world_size", processes, "files of random states in the checkpoint")
         if state.get("train_batch_size") is not None:
-            # A process's, which has one device; DataParallel's several count as one rank here.
+            # Of a process, which has one device; with several (DataParallel) it counts as one rank.
             micro = as_count(state["train_batch_size"], f"{path}: train_batch_size")
             batch.put("micro_batch_size", micro, "train_batch_size")
         ends = [entry for entry in history if "train_loss" in entry]
@@ -198,16 +202,16 @@ def _row(
     if "step" not in entry:
         msg = f"{where} has no step"
         raise RecordError(msg)
-    values = {ours: entry[key] for key, ours in columns.items() if entry.get(key) is not None}
+    values = {column: entry[key] for key, column in columns.items() if entry.get(key) is not None}
     return as_row({"optimizer_step": entry["step"], **values}, {}, where)
 
 
 def _evaluated_s(entry: Mapping[str, Any]) -> float:
     """Return the time of an evaluation of any set; 0 where the entry is none, NaN where unknown."""
-    of_sets = [key for key in entry if key.startswith("eval_")]
-    if not of_sets:
+    evaluation_keys = [key for key in entry if key.startswith("eval_")]
+    if not evaluation_keys:
         return 0.0
-    times = [as_float(entry[key], key) for key in of_sets if key.endswith("_runtime")]
+    times = [as_float(entry[key], key) for key in evaluation_keys if key.endswith("_runtime")]
     return sum(times) if times else math.nan
 
 
@@ -225,20 +229,25 @@ def _counts(entry: Mapping[str, Any], evaluated_s: float, where: str) -> Row:
 
 def _time_steps(rows: list[Row], evals: list[Row], state: Mapping[str, Any]) -> None:
     """Take the time between logs for that of a step, where nothing else happened in between."""
-    every = state.get("save_steps")
-    every = every if isinstance(every, int) and every > 0 else 0
-    evaluated = {row["optimizer_step"] for row in evals}
-    before: Row = {"optimizer_step": 0, "train_time_s": 0.0}
+    save_every = state.get("save_steps")
+    save_every = save_every if isinstance(save_every, int) and save_every > 0 else 0
+    evaluated_steps = {row["optimizer_step"] for row in evals}
+    previous: Row = {"optimizer_step": 0, "train_time_s": 0.0}
     for row in rows:
-        last = int(before["optimizer_step"])
-        # A checkpoint after the last step is in the clock, and nowhere logged.
-        if every and (int(row["optimizer_step"]) - 1) // every > max(last - 1, 0) // every:
+        last_step = int(previous["optimizer_step"])
+        # The time includes a checkpoint that was saved since the last step, and no log says so.
+        step_before = int(row["optimizer_step"]) - 1
+        if save_every and step_before // save_every > max(last_step - 1, 0) // save_every:
             row.pop("train_time_s", None)
-        if "train_time_s" not in before:
+        if "train_time_s" not in previous:
             row.pop("train_time_s", None)
-        elif "train_time_s" in row and row["optimizer_step"] == last + 1 and last not in evaluated:
-            row["step_time_s"] = max(row["train_time_s"] - before["train_time_s"], 0.0)
-        before = row
+        elif (
+            "train_time_s" in row
+            and row["optimizer_step"] == last_step + 1
+            and last_step not in evaluated_steps
+        ):
+            row["step_time_s"] = max(row["train_time_s"] - previous["train_time_s"], 0.0)
+        previous = row
 
 
 def _samples_a_step(entry: Mapping[str, Any]) -> int | None:
@@ -248,10 +257,10 @@ def _samples_a_step(entry: Mapping[str, Any]) -> int | None:
         return None
     if not (math.isfinite(samples) and math.isfinite(steps)) or steps <= 0.0005 or samples <= 0:
         return None
-    least = (samples - 0.0005) / (steps + 0.0005)
-    most = (samples + 0.0005) / (steps - 0.0005)
-    size = math.ceil(least)
-    return size if math.floor(most) == size >= 1 else None
+    smallest = (samples - 0.0005) / (steps + 0.0005)
+    largest = (samples + 0.0005) / (steps - 0.0005)
+    size = math.ceil(smallest)
+    return size if math.floor(largest) == size >= 1 else None
 
 
 def _processes(state: Path) -> int | None:

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.comparison import valid_figures
 
 PREDICTED = {"peak_allocated_gib": "peak memory", "step_time_s": "step time"}
 """Figures of a run that a plan predicts."""
@@ -15,7 +14,7 @@ PREDICTED = {"peak_allocated_gib": "peak memory", "step_time_s": "step time"}
 def compare_predictions(cells: Cells) -> pd.DataFrame:
     """Compare predictions with measurements of completed runs, by cell, figure and method."""
     cells = cells.by_cost()
-    figures = valid_figures(cells.runs)
+    figures = cells.figures
     # A prediction leaves out the workspace of cuBLAS.
     workspace = pd.to_numeric(cells.runs.reindex(columns=["workspace_gib"])["workspace_gib"])
     tensors = figures["peak_allocated_gib"] - workspace.astype(float).fillna(0)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.comparison import spreads_of, valid_figures
+from batchscape.analysis.comparison import spreads_of
 from batchscape.analysis.engines.matching import engines_of, order_engines, shared_settings
 
 FIGURES = ("peak_allocated_gib", "uss_gib", "step_time_s", "exchange_s")
@@ -19,7 +19,7 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
     """Set the engines of each geometry side by side: one row a cell with completed runs."""
     engine = engines_of(cells)
     order = {name: number for number, name in enumerate(order_engines(engine))}
-    figures = valid_figures(cells.runs)
+    figures = cells.figures
     figures = figures[figures["cell"].map(engine).notna()]
     groups = figures.groupby("cell")
     columns: dict[str, pd.Series[Any]] = {"n": groups.size()}

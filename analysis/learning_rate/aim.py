@@ -25,7 +25,11 @@ class Optima(NamedTuple):
     """As `best_learning_rates` returns it; one target a group."""
 
 
-def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Optima | None:
+def find_optima(
+    reaches: pd.DataFrame,
+    finals: pd.DataFrame | None = None,
+    optima: pd.DataFrame | None = None,
+) -> Optima | None:
     """Find the best learning rate of every global batch.
 
     Steps to the hardest target that some learning rate of every batch reached are minimised;
@@ -38,6 +42,8 @@ def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Op
     finals : DataFrame, optional
         One row a run of equal samples: `global_batch_size`, `learning_rate`, `seed`,
         `final_eval_loss`, and `group`, `status` where there are any.
+    optima : DataFrame, optional
+        `best_learning_rates` of `reaches`, where it is there already.
 
     Returns
     -------
@@ -51,7 +57,7 @@ def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Op
     """
     if is_varied(reaches):
         rows = _known(reaches)
-        best = best_learning_rates(rows, STEPS)
+        best = best_learning_rates(rows, STEPS) if optima is None else optima
         # The hardest target that every batch reached: a warm-up alone reaches an easy one.
         worked = best["grid_learning_rate"].notna()
         everywhere = worked.groupby([best["group"], best["target_loss"].fillna(-np.inf)])

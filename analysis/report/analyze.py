@@ -211,9 +211,10 @@ def _reaches(
     read: ForeignTable, targets: Sequence[float] | None, crossing: Crossing
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     if read.kind == "curves":
-        choice = choose_targets(read.table, groups=read.groups) if targets is None else None
-        notes = () if choice is None else choice.notes
-        return steps_to_target(read.table, targets, crossing=crossing), notes
+        if targets is not None:
+            return steps_to_target(read.table, targets, crossing=crossing), ()
+        chosen = choose_targets(read.table, groups=read.groups)
+        return steps_to_target(read.table, chosen, crossing=crossing), chosen.notes
     if targets is None:
         return read.table, ()
     recorded = sorted(read.table["target_loss"].dropna().unique(), reverse=True)

@@ -27,13 +27,14 @@ from batchscape.analysis.horizons.topic import (
     runs_by_horizon,
     without_shorter_horizons,
 )
-from batchscape.analysis.learning_rate.aim import final_losses
+from batchscape.analysis.learning_rate.aim import STEPS, final_losses
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
     cells_at_best,
     tuning_warning,
     with_cuts_of_programs,
 )
+from batchscape.analysis.learning_rate.optimum import best_learning_rates
 from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.analysis.noise_scale.estimate import cell_noise_scales
 from batchscape.analysis.noise_scale.topic import noise_scale_section
@@ -42,8 +43,7 @@ from batchscape.analysis.search.topic import search_section
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
-from batchscape.analysis.targets.summary import reaches_table
-from batchscape.analysis.targets.topic import coarse_warnings, targets_section
+from batchscape.analysis.targets.topic import targets_section
 from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
@@ -81,7 +81,8 @@ class Material:
             curves = curves_of(self.longest, self.tables)
             if self.targets is not None:
                 return steps_to_target(curves, self.targets), ()
-            return steps_to_target(curves), choose_targets(curves, groups=self.labels).notes
+            chosen = choose_targets(curves, groups=self.labels)
+            return steps_to_target(curves, chosen), chosen.notes
         except AnalysisError:
             if self.targets is not None:
                 raise
@@ -95,7 +96,16 @@ class Material:
     @cached_property
     def best(self) -> pd.DataFrame | None:
         """Steps to the targets at the best learning rate of each global batch."""
-        return None if self.reaches is None else at_best_learning_rate(self.reaches)
+        if self.reaches is None:
+            return None
+        return at_best_learning_rate(self.reaches, optima=self.optima)
+
+    @cached_property
+    def optima(self) -> pd.DataFrame | None:
+        """The best learning rate of each global batch and target; None without learning rates."""
+        if self.reaches is None or self.reaches["learning_rate"].isna().all():
+            return None
+        return best_learning_rates(self.reaches[self.reaches["learning_rate"].notna()], STEPS)
 
     @cached_property
     def finals(self) -> pd.DataFrame:
@@ -108,7 +118,8 @@ class Material:
     def at_best(self) -> dict[int, float]:
         """The best learning rate of each cell that stands for its global batch."""
         with suppress(AnalysisError):
-            return {} if self.reaches is None else cells_at_best(self.reaches, self.finals)
+            if self.reaches is not None:
+                return cells_at_best(self.reaches, self.finals, self.optima)
         return {}
 
     @cached_property
@@ -155,9 +166,11 @@ def _tradeoff(material: Material) -> Section | None:
         return None
 
     def tuning(group: int, target: float) -> str | None:
-        return tuning_warning(
-            reaches[(reaches["group"] == group) & (reaches["target_loss"] == target)]
-        )
+        def here(table: pd.DataFrame) -> pd.DataFrame:
+            return table[(table["group"] == group) & (table["target_loss"] == target)]
+
+        optima = material.optima
+        return tuning_warning(here(reaches), None if optima is None else here(optima))
 
     identified = material.noise[material.noise["note"].isna() & material.noise["estimate"].notna()]
     noise_scales = identified.assign(
@@ -165,12 +178,10 @@ def _tradeoff(material: Material) -> Section | None:
         group=identified.index.map(material.group_of),
         global_batch_size=material.cells.table["global_batch_size"].reindex(identified.index),
     )
-    reached = best[best["outcome"].eq("reached")]
     return tradeoff_section(
         best,
         groups=material.labels,
         noise_scales=noise_scales,
-        warnings=list(coarse_warnings(reached, reaches_table(best), material.labels)),
         tuning=tuning,
     )
 
@@ -212,7 +223,7 @@ TOPICS = (
             None
             if m.reaches is None
             else learning_rate_section(
-                m.reaches, m.finals, m.labels, launched_batches(m.longest.runs)
+                m.reaches, m.finals, m.labels, launched_batches(m.longest.runs), m.optima
             )
         ),
     ),

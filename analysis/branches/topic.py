@@ -8,16 +8,25 @@ from collections.abc import Sequence
 import pandas as pd
 
 from batchscape.analysis.branches.critical import TRAINING, critical_batches, estimate_of
-from batchscape.analysis.branches.figures import branches_chart
 from batchscape.analysis.branches.ramps import against_first_batch, compared_ramps
 from batchscape.analysis.branches.schedule import TOLERANCE, optimizer_steps
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.paired import stated_margin
 from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
+from batchscape.analysis.figures.style import ACCENT, MARK
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 
 _RISE = "rise_"
+_ROOM = 2.0
+"""Factor beyond what was tried, where an interval without an end leaves the chart."""
+_LOOKS = {
+    "critical batch": MARK,
+    "no upper end": Look(MARK.colour, symbol="triangle-up", hollow=True),
+    "no lower end": Look(MARK.colour, symbol="triangle-down", hollow=True),
+    "gradient noise scale": Look(ACCENT.colour, ACCENT.dark, "stroke"),
+}
 
 
 def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
@@ -39,7 +48,7 @@ def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
                 f"{'; '.join(texts)}."
             )
             largest = max(int(n.removeprefix(_RISE)) for n in table.columns if n.startswith(_RISE))
-            charts.append(branches_chart(table, largest))
+            charts.append(_branches_chart(table, largest))
             windows = table["window_samples"] if ages.duplicated().any() else [""] * len(ages)
             names = [
                 f"critical_batch_after_{age}{window and f'_over_{window}'}"
@@ -155,4 +164,45 @@ def _ramp_table(ramps: pd.DataFrame) -> Table:
             "set before launch (measure.equivalence_margin); worse: above. A schedule whose rate "
             "falls gains or loses by that, too."
         ],
+    )
+
+
+def _branches_chart(table: pd.DataFrame, largest: int) -> Chart:
+    """Draw critical batch and noise scale over the samples; no larger batch was tried."""
+    ages = table["age_samples"].tolist()
+    floor, ceiling = table["small_batch_size"].min() / _ROOM, largest * _ROOM
+
+    def shown(prefix: str) -> pd.DataFrame:
+        columns = {"estimate": "batch", "low": "batch_low", "high": "batch_high"}
+        rows = table[[f"{prefix}{name}" for name in columns]].set_axis([*columns.values()], axis=1)
+        ends = rows[["batch_low", "batch_high"]].clip(floor, ceiling)
+        return rows.assign(samples_seen=ages, **ends)
+
+    critical, noise = shown(""), shown("noise_").dropna()
+    plain = critical[["samples_seen", "batch"]]
+    marks = [
+        Marks("band", noise, "gradient noise scale"),
+        Marks("line", noise, "gradient noise scale"),
+        Marks("interval", critical.dropna(subset="batch_low"), "critical batch"),
+        Marks("point", critical.dropna(subset="batch"), "critical batch", size=30),
+        Marks("point", plain[table["high"].gt(ceiling)].assign(batch=ceiling), "no upper end"),
+        Marks("point", plain[table["low"].eq(0)].assign(batch=floor), "no lower end"),
+    ]
+    marks = [mark for mark in marks if len(mark.table)]
+    names = {mark.name for mark in marks}
+    return Chart(
+        "critical_batch_by_age",
+        "Critical batch over the training",
+        "The largest global batch that loses no more than the tolerance in a window after so many "
+        "samples, and the gradient noise scale in the same window, with their 95 % intervals.",
+        Axis(
+            {"samples_seen": "samples before the batch grows"},
+            kind="log",
+            ticks=ages,
+            ranges={"samples_seen": (min(ages) / 1.3, max(ages) * 1.3)},
+        ),
+        Axis({"batch": "samples"}, kind="log", ranges={"batch": (floor, ceiling)}),
+        marks,
+        {name: look for name, look in _LOOKS.items() if name in names},
+        tables=["tables/critical_batch_by_age.csv"],
     )

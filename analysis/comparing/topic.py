@@ -49,16 +49,12 @@ def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Sect
 def _sentence(side: str, quantity: str, kind: str, rows: pd.DataFrame) -> str:
     neutral = float(kind == "ratio")
     is_clear = rows["low"].gt(neutral) | rows["high"].lt(neutral)
+    ends = (significant(end, 3) for end in (rows["effect"].min(), rows["effect"].max()))
     return (
-        f"{_LABELS[quantity].capitalize()}, {side}: {kind} {_span(rows['effect'])} over "
+        f"{_LABELS[quantity].capitalize()}, {side}: {kind} {' to '.join(dict.fromkeys(ends))} over "
         f"{len(rows)} settings; in {is_clear.sum()} of them the {LEVEL:.0%} interval leaves out "
         f"{neutral:g}."
     )
-
-
-def _span(values: pd.Series[float]) -> str:
-    ends = (significant(value, 3) for value in (values.min(), values.max()))
-    return " to ".join(dict.fromkeys(ends))
 
 
 def _table(table: pd.DataFrame) -> Table:

@@ -153,7 +153,12 @@ def _paper_panel(
         if (name := layer["data"]["name"]) == "legend":
             continue
         marks, table = chart.marks[int(name[1:])], tables[int(name[1:])]
-        rows = _chosen_rows(table, chart.choices, chosen)
+        rows = table
+        for choice in chart.choices:
+            if choice.column in rows:
+                option = chosen[choice.column]
+                options = rows[choice.column]
+                rows = rows[[option == o or (isinstance(o, list) and option in o) for o in options]]
         if layer["mark"]["type"] in {"line", "area"}:
             rows = rows.dropna(subset=[layer["encoding"][axis]["field"] for axis in ("x", "y")])
         series |= set([outgoing(marks.name)] * len(rows) if marks.name else rows.get("series", []))
@@ -493,19 +498,3 @@ def _packed(values: Sequence[Any]) -> dict[str, Any] | Sequence[Any]:
     unique = dict(zip(map(str, values), values, strict=True))
     place = {key: n for n, key in enumerate(unique)}
     return {"of": list(unique.values()), "at": [place[str(value)] for value in values]}
-
-
-def _chosen_rows(
-    table: pd.DataFrame, choices: Sequence[Choice], chosen: Mapping[str, str]
-) -> pd.DataFrame:
-    """Select the rows of the chosen options, as the page does."""
-    for choice in choices:
-        if choice.column in table:
-            option = chosen[choice.column]
-            table = table[
-                [
-                    option == value or (isinstance(value, list) and option in value)
-                    for value in table[choice.column]
-                ]
-            ]
-    return table

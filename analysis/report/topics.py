@@ -16,7 +16,7 @@ from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.topic import claims_section
 from batchscape.analysis.comparing.topic import comparing_section
 from batchscape.analysis.cost.frontier_topic import frontier_section
-from batchscape.analysis.cost.predicted_topic import predicted_section
+from batchscape.analysis.cost.predicted import predicted_section
 from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.engines.topic import engines_section
@@ -65,7 +65,12 @@ class Material:
     @cached_property
     def longest(self) -> Cells:
         """The cells without shorter horizons, which have a topic of their own."""
-        return without_shorter_horizons(self.cells)
+        return without_shorter_horizons(self.cells, self.by_horizon[0])
+
+    @cached_property
+    def by_horizon(self) -> tuple[pd.DataFrame, dict[int, str]]:
+        """The runs that end with their budget, by horizon, and labels of their groups."""
+        return runs_by_horizon(self.cells)
 
     @cached_property
     def noise(self) -> pd.DataFrame:
@@ -229,7 +234,7 @@ TOPICS = (
     ),
     Topic(
         "Batch and rate together",
-        lambda m: None if m.reaches is None else horizons_section(*runs_by_horizon(m.cells)),
+        lambda m: None if m.reaches is None else horizons_section(*m.by_horizon),
     ),
     Topic("Targets", _targets),
     Topic(

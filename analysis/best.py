@@ -19,6 +19,7 @@ from scipy.special import stdtr
 
 from batchscape.analysis.cells import SEEDS, Cells
 from batchscape.analysis.estimates import FEWEST
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.multiplicity import holm
 from batchscape.record.figures import COMPARED, FIGURES
 
@@ -107,7 +108,7 @@ def _entries(cells: Cells, name: str) -> pd.DataFrame:
         settings_of_batch = ["global_batch_size", "program", *cells.settings]
         candidate_of_cell = table.groupby(settings_of_batch, dropna=False, sort=False).ngroup()
         candidate = candidate.map(candidate_of_cell)
-        stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+        stopped = column_of(runs, "stop_reason").eq("target")
         value = value.mask(stopped)
         samples = pd.to_numeric(runs["samples"]).where(runs["status"].eq("completed"))
         keys["samples"] = samples.groupby(candidate).transform("max")

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.hardware import add_machines, was_started
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.config import Affects, affects_of, tells_apart
 from batchscape.errors import RecordError
@@ -159,7 +160,7 @@ class Cells:
 
     def of_programs(self) -> pd.Series[bool]:
         """Return whether each cell is of `engine=command`; indexed by `cell`."""
-        name = self.runs.reindex(columns=["engine.name"])["engine.name"]
+        name = column_of(self.runs, "engine.name")
         return name.eq(PROGRAMS).groupby(self.runs["cell"]).any().reindex(self.table.index)
 
     def cost_settings(self) -> list[str]:
@@ -265,7 +266,7 @@ def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _replaced(runs: pd.DataFrame, candidates: Sequence[str]) -> pd.Series[bool]:
     """Mark failed runs whose settings and seeds completed later with other files of the program."""
-    versions = runs.reindex(columns=["source_hash"])["source_hash"]
+    versions = column_of(runs, "source_hash")
     failed = runs["status"].eq("failed") & versions.notna()
     completed = runs["status"].eq("completed") & versions.notna()
     if not failed.any() or not completed.any() or versions.nunique() < 2:
@@ -274,7 +275,7 @@ def _replaced(runs: pd.DataFrame, candidates: Sequence[str]) -> pd.Series[bool]:
     names = [*GEOMETRY, *(name for name in others if name in runs), *candidates]
     texts = pd.DataFrame({name: plain_texts(runs[name]) for name in names}, index=runs.index)
     same_settings = texts.groupby(names, dropna=False, sort=False).ngroup()
-    started = pd.to_numeric(runs.reindex(columns=["started_at"])["started_at"], errors="coerce")
+    started = pd.to_numeric(column_of(runs, "started_at"), errors="coerce")
     last = started[completed].groupby(same_settings[completed]).max()
     return failed & started.lt(same_settings.map(last))
 

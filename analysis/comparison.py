@@ -10,6 +10,7 @@ from pandas.api.typing import DataFrameGroupBy
 
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
 from batchscape.analysis.estimates import half_widths
+from batchscape.analysis.joins import column_of
 from batchscape.record.figures import COMPARED, FIGURES
 
 
@@ -31,7 +32,7 @@ def compare(cells: Cells) -> pd.DataFrame:
     runs = cells.runs.assign(
         reason=cells.runs["reason"].where(~done),
         timing_note=cells.runs["timing_note"].where(done),
-        not_invariant=cells.runs.reindex(columns=["not_invariant"])["not_invariant"],
+        not_invariant=column_of(cells.runs, "not_invariant"),
     )
     counts = pd.crosstab(runs["cell"], runs["status"])
     head = pd.DataFrame(

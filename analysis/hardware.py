@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from batchscape.analysis.joins import column_of
 from batchscape.record.timing import VERDICT, why_untimed
 
 _LAUNCH = ("launch.world_size", *(f"launch.{name}" for name in VERDICT))
@@ -52,7 +53,7 @@ def was_started(runs: pd.DataFrame) -> pd.Series[bool]:
 
 def is_timed_alone(runs: pd.DataFrame) -> pd.Series[bool]:
     """Tell the cuts that are timed alone: another cut of theirs is trained whole."""
-    return runs.reindex(columns=["timed_steps"])["timed_steps"].notna()
+    return column_of(runs, "timed_steps").notna()
 
 
 def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.estimates import FEWEST
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import significant, unit_of
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
@@ -23,7 +24,7 @@ def compare_predictions(cells: Cells) -> pd.DataFrame:
     cells = cells.by_cost()
     figures = cells.figures
     # A prediction leaves out the workspace of cuBLAS.
-    workspace = pd.to_numeric(cells.runs.reindex(columns=["workspace_gib"])["workspace_gib"])
+    workspace = pd.to_numeric(column_of(cells.runs, "workspace_gib"))
     tensors = figures["peak_allocated_gib"] - workspace.astype(float).fillna(0)
     figures = figures.assign(peak_allocated_gib=tensors)
     rows = []

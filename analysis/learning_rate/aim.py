@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.hardware import is_timed_alone
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.learning_rate.optimum import best_learning_rates
 
 STEPS, LOSS = "steps_to_target", "final_eval_loss"
@@ -77,7 +78,7 @@ def find_optima(
 
 def final_losses(runs: pd.DataFrame) -> pd.DataFrame:
     """Collect the final losses of runs that saw equal samples: none that stopped before."""
-    stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+    stopped = column_of(runs, "stop_reason").eq("target")
     stopped |= is_timed_alone(runs)
     names = ["global_batch_size", "learning_rate", "seed", LOSS, "status"]
     return runs[~stopped].reindex(columns=[*names, "run_id", "sweep_dir", "trajectory_id"])

@@ -19,6 +19,7 @@ from batchscape.analysis.commands import split_command
 from batchscape.analysis.decisions.candidates import is_to_target, own_learning_rate
 from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.figures.vega import choices_of, page_chart
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import TIMES, significant
 from batchscape.analysis.page.tables import (
     HtmlTable,
@@ -62,7 +63,7 @@ def html_page(
     cells = material.cells
     index = RunIndex(cells)
     counts = status_counts(cells.runs["status"])
-    commands = cells.runs.reindex(columns=["launch.command"])["launch.command"].dropna()
+    commands = column_of(cells.runs, "launch.command").dropna()
     page_sections = [
         PageSection(
             "comparison",

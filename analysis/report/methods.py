@@ -11,6 +11,7 @@ from batchscape.analysis.best import SIGNIFICANCE
 from batchscape.analysis.cells import GEOMETRY_WORDS, Cells, plain_texts, status_counts
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.hardware import is_timed_alone, was_started
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text, list_text
 
@@ -74,7 +75,7 @@ def _fixed(launched: pd.DataFrame) -> Iterator[str]:
         parts = [constants["name"]] if "name" in constants else []
         parts += [f"({', '.join(values)})" if parts else ", ".join(values)] if values else []
         yield f"{group.capitalize()}: {' '.join(parts)}."
-    if launched.reindex(columns=[_REFERENCE])[_REFERENCE].notna().any():
+    if column_of(launched, _REFERENCE).notna().any():
         yield "What a rule of scaling changes is given as written, before the rule."
     if "learning_rate" in launched:
         rates = _values(launched["learning_rate"])

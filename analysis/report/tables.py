@@ -11,6 +11,7 @@ from batchscape.analysis.best import SIGNIFICANCE, mark_best
 from batchscape.analysis.cells import RATE, UPDATE_GROUPS, Cells, geometry_label, setting_texts
 from batchscape.analysis.comparison import recorded_columns, throughput_ratios
 from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.numbers import TIMES, unit_of
 from batchscape.analysis.report.table import Column, Table
@@ -163,7 +164,7 @@ def _footnotes(comparison: pd.DataFrame, cells: Cells) -> list[list[str | None]]
     open_status = comparison["status"].where(comparison["n_completed"].lt(comparison["n"]))
     lacks_some = comparison["step_time_s_n"].gt(0)
     timing = lacks_some.map({True: "some times left out", False: "no times"})
-    is_at_target = cells.runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+    is_at_target = column_of(cells.runs, "stop_reason").eq("target")
     n_at_target = is_at_target.groupby(cells.runs["cell"]).sum().reindex(comparison.index)
     return [
         comparison["reason"].where(comparison["reason"].notna(), open_status).tolist(),

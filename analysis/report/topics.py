@@ -27,6 +27,7 @@ from batchscape.analysis.horizons.topic import (
     runs_by_horizon,
     without_shorter_horizons,
 )
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.learning_rate.aim import STEPS, final_losses
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
@@ -195,7 +196,7 @@ def _targets(material: Material) -> Section | None:
     (reaches, notes), best = material.reached, material.best
     if reaches is None or best is None:
         return None
-    schedules = material.cells.runs.reindex(columns=["schedule.name"])["schedule.name"]
+    schedules = column_of(material.cells.runs, "schedule.name")
     section = targets_section(
         with_cuts_of_programs(best, reaches),
         groups=material.labels,

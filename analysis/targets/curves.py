@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchscape.analysis.cells import Cells, follows, geometry_label
 from batchscape.analysis.hardware import is_timed_alone, was_started
-from batchscape.analysis.joins import rows_of
+from batchscape.analysis.joins import column_of, rows_of
 from batchscape.analysis.labels import group_labels
 from batchscape.analysis.numbers import MISSING
 from batchscape.errors import AnalysisError
@@ -112,9 +112,7 @@ def only_what_counts(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     position = rows["run"].to_numpy()
     timed = runs["timing_valid"].to_numpy(dtype=bool)[position]
     # A sample of another task has no tokens, though it has a target.
-    has_no_tokens = (
-        runs.reindex(columns=["task"])["task"].isin(["class", "other"]).to_numpy()[position]
-    )
+    has_no_tokens = column_of(runs, "task").isin(["class", "other"]).to_numpy()[position]
     return rows.assign(
         tokens=rows["tokens"].mask(has_no_tokens), train_time_s=rows["train_time_s"].where(timed)
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import group_name
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Column, Table
@@ -83,7 +84,7 @@ def reaches_shown(table: pd.DataFrame, groups: Mapping[int, str] | None = None) 
         ", ".join(f"{row[f'n_{name}']} {name}" for name in OUTCOMES[1:] if row[f"n_{name}"])
         for row in table.to_dict("records")
     ]
-    crossings = table.reindex(columns=["crossing"])["crossing"].unique()
+    crossings = column_of(table, "crossing").unique()
     notes = [
         "Geometric mean over runs, by which learning rates are chosen; in brackets the "
         f"{LEVEL:.0%} t-interval of the mean logarithm."

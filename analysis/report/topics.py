@@ -28,7 +28,7 @@ from batchscape.analysis.horizons.topic import (
     without_shorter_horizons,
 )
 from batchscape.analysis.joins import column_of
-from batchscape.analysis.learning_rate.aim import STEPS, final_losses
+from batchscape.analysis.learning_rate.aim import STEPS, final_losses, is_varied
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
     cells_at_best,
@@ -108,8 +108,8 @@ class Material:
 
     @cached_property
     def optima(self) -> pd.DataFrame | None:
-        """The best learning rate of each global batch and target; None without learning rates."""
-        if self.reaches is None or self.reaches["learning_rate"].isna().all():
+        """The best learning rate of each global batch and target; None where none was varied."""
+        if self.reaches is None or not is_varied(self.reaches):
             return None
         return best_learning_rates(self.reaches[self.reaches["learning_rate"].notna()], STEPS)
 

@@ -19,6 +19,7 @@ from scipy.special import stdtr
 
 from batchscape.analysis.cells import SEEDS, Cells
 from batchscape.analysis.estimates import FEWEST
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.multiplicity import holm
 from batchscape.record.figures import COMPARED, FIGURES
 
@@ -32,8 +33,8 @@ _SAME_TASK = ("model.", "data.", "evaluation.")
 Floats = npt.NDArray[np.float64]
 
 
-def mark_best(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
-    """Mark the best cells by figure, of `valid_figures`.
+def mark_best(cells: Cells) -> pd.DataFrame:
+    """Mark the best cells by figure.
 
     Returns
     -------
@@ -44,7 +45,7 @@ def mark_best(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
     """
     contests: list[tuple[str, list[int], float, bool]] = []
     for name in COMPARED:
-        outcomes = _outcomes(_entries(cells, figures, name), FIGURES[name].kind == "loss")
+        outcomes = _outcomes(_entries(cells, name), FIGURES[name].kind == "loss")
         contests += [(name, *outcome) for outcome in outcomes]
     adjusted = holm(np.array([p for *_, p, _ in contests]))
     p_values: dict[str, dict[int, float]] = {name: {} for name in COMPARED}
@@ -93,10 +94,10 @@ def p_of_best(values: Floats, best: int) -> float:
     return float(np.max(2 * stdtr(counts - 1, -t)))
 
 
-def _entries(cells: Cells, figures: pd.DataFrame, name: str) -> pd.DataFrame:
+def _entries(cells: Cells, name: str) -> pd.DataFrame:
     """Collect one row a launched run: its contest, candidate, pair and value (lower is better)."""
     runs = cells.runs[cells.runs["status"].ne("rejected")]
-    value, figure = figures[name], FIGURES[name]
+    value, figure = cells.figures[name], FIGURES[name]
     shared_settings = [n for n in cells.settings if n in cells.contexts or n.startswith(_SAME_TASK)]
     keys: dict[str, Any] = {key: runs["cell"].map(cells.table[key]) for key in shared_settings}
     pair_columns = [seed for seed in SEEDS if seed in runs]
@@ -107,7 +108,7 @@ def _entries(cells: Cells, figures: pd.DataFrame, name: str) -> pd.DataFrame:
         settings_of_batch = ["global_batch_size", "program", *cells.settings]
         candidate_of_cell = table.groupby(settings_of_batch, dropna=False, sort=False).ngroup()
         candidate = candidate.map(candidate_of_cell)
-        stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+        stopped = column_of(runs, "stop_reason").eq("target")
         value = value.mask(stopped)
         samples = pd.to_numeric(runs["samples"]).where(runs["status"].eq("completed"))
         keys["samples"] = samples.groupby(candidate).transform("max")
@@ -118,7 +119,7 @@ def _entries(cells: Cells, figures: pd.DataFrame, name: str) -> pd.DataFrame:
     # Samples and tokens a second give the same comparison; a second test would only
     # lower the power of the others.
     if name == "samples_per_s":
-        value = value.where(figures["tokens_per_s"].isna())
+        value = value.where(cells.figures["tokens_per_s"].isna())
     # A run out of memory says nothing about a loss: other decompositions have that loss too.
     # One run with another end, and its candidate is not marked.
     allowed_statuses = ["completed", "oom"] if figure.kind == "loss" else ["completed"]

@@ -6,23 +6,26 @@ import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from batchscape.analysis.hardware import add_machines, was_started
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.config import Affects, affects_of, tells_apart
 from batchscape.errors import RecordError
 from batchscape.record.figures import FIGURES
 
-GEOMETRY = (
-    "data_parallel_size",
-    "micro_batch_size",
-    "gradient_accumulation_steps",
-    "global_batch_size",
-)
+GEOMETRY_WORDS = {
+    "data_parallel_size": "devices",
+    "micro_batch_size": "micro-batch",
+    "gradient_accumulation_steps": "accumulation",
+    "global_batch_size": "global batch",
+}
+GEOMETRY = tuple(GEOMETRY_WORDS)
 """Columns of a geometry: the three factors and their product."""
 
 SEEDS = ("seed", "init_seed", "data_seed")
@@ -35,6 +38,8 @@ PROGRAMS = "command"
 """The engine of users' programs. We do not know their steps: whether cuts of a global batch train
 alike is measured, and no curve stands for that of another cut."""
 
+_MEASURED = {name: figure.kind for name, figure in FIGURES.items() if figure.kind}
+"""Kinds of the figures that cells are compared by."""
 _ORDER = (
     "global_batch_size",
     "data_parallel_size",
@@ -106,8 +111,14 @@ class Cells:
     """Failed runs that are left out, as the same settings and seeds completed later with other
     files of the program."""
 
+    @cached_property
+    def figures(self) -> pd.DataFrame:
+        """The figures of the runs that count, as `valid_figures` returns them."""
+        return valid_figures(self.runs)
+
+    @cached_property
     def context_of(self) -> pd.Series[int]:
-        """Number the cells by the settings in `contexts`; indexed by `cell`."""
+        """The number of each cell by the settings in `contexts`; indexed by `cell`."""
         if not self.contexts:
             return pd.Series(0, index=self.table.index)
         return self.table.groupby(self.contexts, dropna=False, sort=False).ngroup()
@@ -136,7 +147,7 @@ class Cells:
         contexts: list[str] = []
         # The learning rate comes last: it may follow from settings that were chosen with it.
         for name in sorted(self.contexts, key=lambda name: name == RATE):
-            if not _follows(table, ["global_batch_size", *contexts], name):
+            if not follows(table, ["global_batch_size", *contexts], name):
                 contexts.append(name)
         runs = self.runs[self.runs["cell"].isin(numbers)]
         return replace(self, runs=runs, contexts=contexts)
@@ -149,7 +160,7 @@ class Cells:
 
     def of_programs(self) -> pd.Series[bool]:
         """Return whether each cell is of `engine=command`; indexed by `cell`."""
-        name = self.runs.reindex(columns=["engine.name"])["engine.name"]
+        name = column_of(self.runs, "engine.name")
         return name.eq(PROGRAMS).groupby(self.runs["cell"]).any().reindex(self.table.index)
 
     def cost_settings(self) -> list[str]:
@@ -215,7 +226,7 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     contexts = [
         name
         for name in key_settings
-        if name in WHERE or not _follows(distinct, ["global_batch_size"], name)
+        if name in WHERE or not follows(distinct, ["global_batch_size"], name)
     ]
     rejected = runs["status"].eq("rejected")
     cell, table = _ordered(keys, rejected, [*contexts, *_ORDER, *settings])
@@ -226,9 +237,36 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     return Cells(runs.assign(cell=cell).copy(), table, settings, key_settings, contexts, earlier)
 
 
+def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the figures that count: of completed runs, times only where they are valid.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        Runs of `Cells`.
+
+    Returns
+    -------
+    DataFrame
+        `cell`, `trajectory_id`, and a float column for each figure of a kind, NaN where missing.
+    """
+    names = list(_MEASURED)
+    completed = runs[runs["status"].eq("completed")]
+    columns = completed.reindex(columns=names)
+    if len(texts := columns.select_dtypes(object).columns):
+        columns[texts] = columns[texts].apply(pd.to_numeric)
+    figures = columns.to_numpy(dtype=float, na_value=np.nan, copy=True)
+    figures[~np.isfinite(figures)] = np.nan
+    times = np.array([kind == "time" for kind in _MEASURED.values()])
+    valid = completed["timing_valid"].eq(True).fillna(value=False).to_numpy(dtype=bool)
+    figures[np.ix_(~valid, times)] = np.nan
+    table = pd.DataFrame(figures, index=completed.index, columns=names)
+    return pd.concat([completed[["cell", "trajectory_id"]], table], axis=1)
+
+
 def _replaced(runs: pd.DataFrame, candidates: Sequence[str]) -> pd.Series[bool]:
     """Mark failed runs whose settings and seeds completed later with other files of the program."""
-    versions = runs.reindex(columns=["source_hash"])["source_hash"]
+    versions = column_of(runs, "source_hash")
     failed = runs["status"].eq("failed") & versions.notna()
     completed = runs["status"].eq("completed") & versions.notna()
     if not failed.any() or not completed.any() or versions.nunique() < 2:
@@ -237,7 +275,7 @@ def _replaced(runs: pd.DataFrame, candidates: Sequence[str]) -> pd.Series[bool]:
     names = [*GEOMETRY, *(name for name in others if name in runs), *candidates]
     texts = pd.DataFrame({name: plain_texts(runs[name]) for name in names}, index=runs.index)
     same_settings = texts.groupby(names, dropna=False, sort=False).ngroup()
-    started = pd.to_numeric(runs.reindex(columns=["started_at"])["started_at"], errors="coerce")
+    started = pd.to_numeric(column_of(runs, "started_at"), errors="coerce")
     last = started[completed].groupby(same_settings[completed]).max()
     return failed & started.lt(same_settings.map(last))
 
@@ -366,7 +404,7 @@ def _essential(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
     # The name of a group tells more than its settings, and a hash tells least.
     for name in sorted(settings, key=lambda name: (name == _DATA, not name.endswith(".name"))):
         group = key_settings.setdefault(name.partition(".")[0] if "." in name else "", [])
-        if not (group and _follows(table, group, name)):
+        if not (group and follows(table, group, name)):
             group.append(name)
     # A label that names one of several suggests that the others are equal.
     for prefix, group in key_settings.items():
@@ -378,13 +416,15 @@ def _essential(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
             for name in settings
             if name.startswith(f"{prefix}.")
             and name not in (*group, _DATA)
-            and not (leaders and _follows(table, leaders, name))
+            and not (leaders and follows(table, leaders, name))
         ]
         group.extend(companions[: max(_MOST_NAMED - (len(group) - len(leaders)), 0)])
     chosen = {name for group in key_settings.values() for name in group}
     return [name for name in settings if name in chosen]
 
 
-def _follows(table: pd.DataFrame, keys: Sequence[str], name: str) -> bool:
+def follows(table: pd.DataFrame, keys: Sequence[str], name: str) -> bool:
     """Tell whether columns determine another one, wherever all have a value."""
+    if not keys:
+        return bool(table[name].nunique() <= 1)
     return not table.groupby(list(keys))[name].nunique().gt(1).any()

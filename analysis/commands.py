@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from batchscape.analysis.joins import column_of
 from batchscape.record.commands import LaunchedRun, again, more_seeds, time_again
 
 _COMMAND = re.compile(r"(?:(?<=: )|^)batchscape [a-z]+ ")
@@ -24,7 +25,7 @@ def split_command(sentence: str) -> tuple[str, str]:
 
 def timing_command(runs: pd.DataFrame, all_runs: pd.DataFrame) -> str | None:
     """Return the command that measures completed runs without valid times again, if it helps."""
-    repeats = pd.to_numeric(all_runs.reindex(columns=["timing_repeat"])["timing_repeat"])
+    repeats = pd.to_numeric(column_of(all_runs, "timing_repeat"))
     highest = repeats.fillna(0).groupby(all_runs["sweep_dir"]).max()
     next_repeats = {str(folder): int(last) + 1 for folder, last in highest.items()}
     untimed = runs[runs["status"].eq("completed") & ~runs["timing_valid"].astype(bool)]
@@ -44,8 +45,8 @@ def seeds_command(runs: pd.DataFrame, seeds: Sequence[int]) -> str | None:
     names = [name for name in ("init_seed", "data_seed") if name in runs and _SEED in runs]
     if any(runs[name].dropna().ne(runs.loc[runs[name].notna(), _SEED]).any() for name in names):
         return None
-    engine = runs.reindex(columns=["engine.name"])["engine.name"]
-    if engine.eq("command").any() and runs.reindex(columns=[_SEED])[_SEED].nunique() < 2:
+    engine = column_of(runs, "engine.name")
+    if engine.eq("command").any() and column_of(runs, _SEED).nunique() < 2:
         return None  # the program may not take a seed
     return more_seeds(_launched(runs), seeds)
 

@@ -10,10 +10,8 @@ from pandas.api.typing import DataFrameGroupBy
 
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
 from batchscape.analysis.estimates import half_widths
+from batchscape.analysis.joins import column_of
 from batchscape.record.figures import COMPARED, FIGURES
-
-_MEASURED = {name: figure.kind for name, figure in FIGURES.items() if figure.kind}
-"""Kinds of the figures that cells are compared by."""
 
 
 def compare(cells: Cells) -> pd.DataFrame:
@@ -34,7 +32,7 @@ def compare(cells: Cells) -> pd.DataFrame:
     runs = cells.runs.assign(
         reason=cells.runs["reason"].where(~done),
         timing_note=cells.runs["timing_note"].where(done),
-        not_invariant=cells.runs.reindex(columns=["not_invariant"])["not_invariant"],
+        not_invariant=column_of(cells.runs, "not_invariant"),
     )
     counts = pd.crosstab(runs["cell"], runs["status"])
     head = pd.DataFrame(
@@ -54,7 +52,7 @@ def compare(cells: Cells) -> pd.DataFrame:
         head[["status"]],
         cells.table[[name for name in cells.settings if name not in dependent]],
         head.drop(columns="status"),
-        _spreads(cells.runs),
+        _spreads(cells),
         throughput_ratios(cells).drop(columns="throughput_ratio_reference"),
         tail,
     ]
@@ -68,33 +66,6 @@ def recorded_columns(comparison: pd.DataFrame) -> pd.DataFrame:
         left_out.append("samples_per_s")
     columns = [f"{name}_{part}" for name in left_out for part in ("mean", "ci95", "n")]
     return comparison.drop(columns=columns)
-
-
-def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the figures that count: of completed runs, times only where they are valid.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        Runs of `Cells`.
-
-    Returns
-    -------
-    DataFrame
-        `cell`, `trajectory_id`, and a float column for each figure of a kind, NaN where missing.
-    """
-    names = list(_MEASURED)
-    completed = runs[runs["status"].eq("completed")]
-    columns = completed.reindex(columns=names)
-    if len(texts := columns.select_dtypes(object).columns):
-        columns[texts] = columns[texts].apply(pd.to_numeric)
-    figures = columns.to_numpy(dtype=float, na_value=np.nan, copy=True)
-    figures[~np.isfinite(figures)] = np.nan
-    times = np.array([kind == "time" for kind in _MEASURED.values()])
-    valid = completed["timing_valid"].eq(True).fillna(value=False).to_numpy(dtype=bool)
-    figures[np.ix_(~valid, times)] = np.nan
-    table = pd.DataFrame(figures, index=completed.index, columns=names)
-    return pd.concat([completed[["cell", "trajectory_id"]], table], axis=1)
 
 
 def throughput_ratios(cells: Cells) -> pd.DataFrame:
@@ -111,9 +82,9 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
         `throughput_ratio_reference` (its geometry; the reference itself has ratio 1 and no
         interval).
     """
-    figures = valid_figures(cells.runs)
+    figures = cells.figures
     keys = ["context", *[name for name in (*SEEDS, "timing_repeat") if name in cells.runs]]
-    pairs = cells.runs.assign(context=cells.runs["cell"].map(cells.context_of())).loc[figures.index]
+    pairs = cells.runs.assign(context=cells.runs["cell"].map(cells.context_of)).loc[figures.index]
     pairs["log"] = np.log(figures["tokens_per_s"].fillna(figures["samples_per_s"]))
     pairs = pairs[np.isfinite(pairs["log"])]
     pairs = pairs.groupby([*keys, "cell"], dropna=False)["log"].mean().reset_index()
@@ -134,8 +105,8 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
     )
 
 
-def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
-    figures = valid_figures(runs)
+def _spreads(cells: Cells) -> pd.DataFrame:
+    figures = cells.figures
     losses = [name for name in COMPARED if FIGURES[name].kind == "loss"]
     costs = [name for name in COMPARED if name not in losses]
     trained = figures.groupby(["cell", "trajectory_id"])[losses].mean()
@@ -145,7 +116,7 @@ def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
     columns = {
         f"{name}_{part}": column for name in COMPARED for part, column in spreads[name].items()
     }
-    table = pd.DataFrame(columns).reindex(sorted(runs["cell"].unique()))
+    table = pd.DataFrame(columns).reindex(sorted(cells.runs["cell"].unique()))
     counts = [name for name in columns if name.endswith("_n")]
     return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
 

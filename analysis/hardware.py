@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from batchscape.analysis.joins import column_of
 from batchscape.record.timing import VERDICT, why_untimed
 
 _LAUNCH = ("launch.world_size", *(f"launch.{name}" for name in VERDICT))
@@ -29,7 +30,10 @@ def add_machines(runs: pd.DataFrame) -> pd.DataFrame:
     launched = _column(runs, "launch.world_size").notna()
     requested = _column(runs, "engine.precision")
     columns = ("device_type", "launch.device_model", "environment.cpu.usable_cores")
-    devices = zip(*(_column(runs, name) for name in columns), _limits(runs), strict=True)
+    # What limits a device; a run without figures of its device takes its sweep's.
+    limits, has_figures = _column(runs, "device_limits"), _column(runs, "throttled").notna()
+    limits = _fill(limits.mask(limits.isna() & has_figures, ""), runs["sweep_dir"])
+    devices = zip(*(_column(runs, name) for name in columns), limits, strict=True)
     where = {
         "hardware": pd.Series([_device(*row) for row in devices], runs.index, dtype=object),
         "device_type": _column(runs, "device_type"),
@@ -49,7 +53,7 @@ def was_started(runs: pd.DataFrame) -> pd.Series[bool]:
 
 def is_timed_alone(runs: pd.DataFrame) -> pd.Series[bool]:
     """Tell the cuts that are timed alone: another cut of theirs is trained whole."""
-    return runs.reindex(columns=["timed_steps"])["timed_steps"].notna()
+    return column_of(runs, "timed_steps").notna()
 
 
 def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:
@@ -74,12 +78,6 @@ def _device(device_type: object, model: object, cores: object, limits: object) -
     has_cores = device_type == "cpu" and isinstance(cores, (int, float)) and cores > 0
     detail = f"{cores:g} cores" if has_cores else limits
     return f"{model}, {detail}" if isinstance(detail, str) and detail else model
-
-
-def _limits(runs: pd.DataFrame) -> pd.Series[Any]:
-    """Return what limits each device; a run without figures of its device takes its sweep's."""
-    limits, has_figures = _column(runs, "device_limits"), _column(runs, "throttled").notna()
-    return _fill(limits.mask(limits.isna() & has_figures, ""), runs["sweep_dir"])
 
 
 def _fill(column: pd.Series[Any], sweep: pd.Series[Any]) -> pd.Series[Any]:

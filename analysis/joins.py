@@ -1,4 +1,4 @@
-"""Rows of steps and evaluations, joined to their runs.
+"""Columns that a table may lack, and rows of steps and evaluations joined to their runs.
 
 Rows of one run lie together, so only the first row of each stretch is looked up by its keys:
 comparing millions of texts to join them takes many times longer.
@@ -7,11 +7,17 @@ comparing millions of texts to join them takes many times longer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 _KEYS = ["sweep_dir", "run_id"]
+
+
+def column_of(table: pd.DataFrame, name: str) -> pd.Series[Any]:
+    """Return a column of a table; all is missing where it has none of that name."""
+    return table[name] if name in table else pd.Series(np.nan, table.index, name=name)
 
 
 def rows_of(runs: pd.DataFrame, rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from scipy.interpolate import CubicSpline
 from scipy.optimize import brentq
 from scipy.special import chdtri, ndtr
 
 from batchscape.analysis.estimates import LEVEL
+
+if TYPE_CHECKING:
+    from scipy.interpolate import CubicSpline
 
 _DEGREES = np.array([1.0, 1.4, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0, 60.0, np.inf])
 """Where the quantile is computed; between them a spline in 1/degrees errs by less than 0.1 %."""
@@ -76,6 +79,9 @@ def pair_quantile(k: int, degrees: npt.ArrayLike) -> Floats:
 @lru_cache
 def _log_quantile(k: int) -> CubicSpline:
     """Return the logarithm of the quantile over 1/degrees."""
+    # Most reports need none, and need not wait for it.
+    from scipy.interpolate import CubicSpline
+
     z, at_z = np.polynomial.legendre.leggauss(96)
     u, at_u = np.polynomial.legendre.leggauss(96)
     z, at_z = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.cells import Cells, find_cells, valid_figures
 from batchscape.analysis.claims.declared import judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.comparing.sides import compare_sweeps
-from batchscape.analysis.comparison import compare, throughput_ratios, valid_figures
+from batchscape.analysis.comparison import compare, throughput_ratios
 from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time

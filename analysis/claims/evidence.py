@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.branches.critical import critical_batches
+from batchscape.analysis.branches.ramps import compared_ramps
 from batchscape.analysis.branches.schedule import varies_on_the_way
 from batchscape.analysis.cells import GEOMETRY, RATE, SEEDS, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, join_texts, labels_of, logarithm
-from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, stated_margin
 from batchscape.analysis.hardware import is_timed_alone, was_started
 from batchscape.analysis.joins import rows_of
@@ -54,10 +55,20 @@ class Context:
         """The runs of this context with all their columns."""
         return self.evidence.cells.runs.loc[self.runs.index]
 
-    @property
+    @cached_property
     def cells(self) -> Cells:
         """The cells with the runs of this context."""
         return replace(self.evidence.cells, runs=self.launched)
+
+    @cached_property
+    def ages(self) -> pd.DataFrame:
+        """The critical batches by branches, as `critical_batches` returns them."""
+        return critical_batches(self.cells, self.evidence.steps)
+
+    @cached_property
+    def ramps(self) -> pd.DataFrame:
+        """Its runs as `compared_ramps` returns them."""
+        return compared_ramps(self.cells)
 
     @property
     def data(self) -> list[str]:
@@ -122,7 +133,7 @@ class Evidence:
             labels = self._labels(runs, view)
             columns = [*_KEPT, *GEOMETRY, "learning_rate", "seed_block", "block"]
             runs = runs.reindex(columns=[*dict.fromkeys(columns)])
-            figures = valid_figures(self.cells.runs).drop(columns=["cell", "trajectory_id"])
+            figures = self.cells.figures.drop(columns=["cell", "trajectory_id"])
             self._contexts[view] = [
                 Context(
                     label=str(label),

@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.branches.critical import critical_batches
 from batchscape.analysis.branches.ramps import (
     against_first_batch,
-    compared_ramps,
     follows,
     late_against_early,
 )
@@ -191,7 +189,7 @@ def of_variance(context: Context) -> Result | None:
 
 def of_noise_scale(context: Context) -> Judgement | None:
     """Critical batches by branches over the gradient noise scale in the same windows."""
-    ages = critical_batches(context.cells, context.evidence.steps)
+    ages = context.ages
     if ages.empty:
         return None
     ids = tuple(sorted({*" ".join(ages["run_ids"]).split()}))
@@ -226,14 +224,14 @@ def of_noise_scale(context: Context) -> Judgement | None:
 
 def of_growing_batches(context: Context) -> Result | None:
     """Final losses of ramps that stay within the critical batch against the small batch."""
-    rows = compared_ramps(context.cells)
-    ages = critical_batches(context.cells, context.evidence.steps)
-    following = {run["batches"] for _, run in rows.iterrows() if follows(run, ages)}
-    kept = [each for each in against_first_batch(rows) if each.level in following]
+    following = {
+        run["batches"] for _, run in context.ramps.iterrows() if follows(run, context.ages)
+    }
+    kept = [each for each in against_first_batch(context.ramps) if each.level in following]
     return Result({"ramps": kept}, reason=context.margin[1]) if kept else None
 
 
 def of_late_switching(context: Context) -> Result | None:
     """Final losses of ramps that climb late against equal ones that climb early."""
-    contrasts = late_against_early(compared_ramps(context.cells))
+    contrasts = late_against_early(context.ramps)
     return Result({"switches": contrasts}) if contrasts else None

@@ -18,7 +18,6 @@ from batchscape.analysis.comparing.pairs import (
     to_lowest,
     values_of,
 )
-from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.estimates import FEWEST, half_width
 from batchscape.analysis.targets.tidy import at_common_target
 
@@ -80,7 +79,7 @@ def compare_sweeps(cells: Cells, reaches: pd.DataFrame | None = None) -> Sides |
     axis = find_axis(cells)
     if not axis:
         return None
-    figures = valid_figures(cells.runs)
+    figures = cells.figures
     runs = cells.runs.loc[figures.index]
     side = labels_of(cells, runs, axis)
     others = [name for name in cells.key_settings if name not in axis]

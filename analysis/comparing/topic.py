@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, Cells, setting_label
+from batchscape.analysis.cells import Cells, geometry_label, setting_label
 from batchscape.analysis.comparing.sides import compare_sweeps
 from batchscape.analysis.estimates import LEVEL
-from batchscape.analysis.numbers import MISSING, TIMES, significant
+from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import GEOMETRY_HEADER
 from batchscape.analysis.report.topic import Section
@@ -49,20 +49,15 @@ def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Sect
 def _sentence(side: str, quantity: str, kind: str, rows: pd.DataFrame) -> str:
     neutral = float(kind == "ratio")
     is_clear = rows["low"].gt(neutral) | rows["high"].lt(neutral)
+    ends = (significant(end, 3) for end in (rows["effect"].min(), rows["effect"].max()))
     return (
-        f"{_LABELS[quantity].capitalize()}, {side}: {kind} {_span(rows['effect'])} over "
+        f"{_LABELS[quantity].capitalize()}, {side}: {kind} {' to '.join(dict.fromkeys(ends))} over "
         f"{len(rows)} settings; in {is_clear.sum()} of them the {LEVEL:.0%} interval leaves out "
         f"{neutral:g}."
     )
 
 
-def _span(values: pd.Series[float]) -> str:
-    ends = (significant(value, 3) for value in (values.min(), values.max()))
-    return " to ".join(dict.fromkeys(ends))
-
-
 def _table(table: pd.DataFrame) -> Table:
-    geometry = table[list(GEOMETRY[:3])].astype(str).agg(TIMES.join, axis=1)
     sides = table["side"] + " / " + table["reference"]
     units = table["kind"].map({"ratio": "", "difference": "nats"})
     return Table(
@@ -70,7 +65,7 @@ def _table(table: pd.DataFrame) -> Table:
         "Side by side",
         table.assign(unit=units),
         [
-            Column("geometry", GEOMETRY_HEADER, texts=geometry, is_left=True),
+            Column("geometry", GEOMETRY_HEADER, texts=geometry_label(table), is_left=True),
             Column("settings", texts=table["settings"].replace("", MISSING), is_left=True),
             Column("sides", texts=sides, is_left=True),
             Column("quantity", "figure", words=_LABELS, is_left=True),

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis.cost.table import MEMORY_PHASES
+from batchscape.analysis.joins import column_of
 
 LIMITED = "memory_limit_gib"
 """Column of a limit that emulates a smaller device."""
@@ -28,34 +29,30 @@ def memory_of_ranks(runs: pd.DataFrame) -> pd.Series[float]:
     columns = ["device_type", "launch.devices", "data_parallel_size", LIMITED, _HOST, _DEVICE]
     rows = runs.reindex(columns=columns).astype(object)
     memory = pd.Series([_memory(*row) for row in rows.to_numpy()], runs.index, float)
-    shared = pd.to_numeric(_column(runs, "launch.runs_per_device")).astype(float).gt(1)
+    shared = pd.to_numeric(column_of(runs, "launch.runs_per_device")).astype(float).gt(1)
     return memory.mask(shared & rows[LIMITED].isna())
 
 
 def device_memory(runs: pd.DataFrame) -> float:
     """Return the memory of each device of runs on equal ones, in GiB; NaN where it is unknown."""
-    limits = pd.to_numeric(_column(runs, LIMITED)).astype(float)
+    limits = pd.to_numeric(column_of(runs, LIMITED)).astype(float)
     if limits.notna().any():
         return float(limits.iloc[0]) if limits.nunique(dropna=False) == 1 else math.nan
-    return float(pd.to_numeric(_column(runs, _DEVICE)).astype(float).min())
+    return float(pd.to_numeric(column_of(runs, _DEVICE)).astype(float).min())
 
 
 def peaks_of_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the figure that decides whether a run fits: `peak_gib`, and its name `peak_figure`."""
-    limited = _column(runs, LIMITED).notna()
+    limited = column_of(runs, LIMITED).notna()
     peaks = pd.DataFrame({"peak_gib": math.nan, "peak_figure": None}, index=runs.index)
     for name in PEAK_FIGURES:
-        values = pd.to_numeric(_column(runs, name)).astype(float)
+        values = pd.to_numeric(column_of(runs, name)).astype(float)
         usable = values.notna() & peaks["peak_gib"].isna()
         if name == "device_used_gib":
             usable &= ~limited
         peaks.loc[usable, "peak_gib"] = values[usable]
         peaks.loc[usable, "peak_figure"] = name
     return peaks
-
-
-def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:
-    return runs.reindex(columns=[name])[name]
 
 
 def _memory(device_type: object, devices: object, *figures: Any) -> float:  # noqa: ANN401  (of a table)

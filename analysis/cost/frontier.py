@@ -12,6 +12,7 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.capacity import memory_of_ranks, peaks_of_runs
 from batchscape.analysis.cost.table import cost_groups
 from batchscape.analysis.estimates import NOT_IDENTIFIED
+from batchscape.analysis.joins import column_of
 
 FIT, OUT, SKIPPED = "fit", "ran out", "not launched"
 """Outcomes of a run: whether its micro-batch fit the memory."""
@@ -25,7 +26,7 @@ def frontier_rows(cells: Cells) -> pd.DataFrame:
     """Collect a row a run that fit, ran out of memory, or was skipped since a smaller one did."""
     runs = cells.runs
     outcome = runs["status"].map(_OUTCOMES)
-    cause = runs.reindex(columns=["cause"])["cause"]
+    cause = column_of(runs, "cause")
     outcome = outcome.mask(runs["status"].eq("rejected") & cause.eq("out_of_memory"), SKIPPED)
     has_outcome = outcome.notna() & runs[_MICRO].notna()
     groups = cost_groups(cells).reindex(runs["cell"]).set_axis(runs.index)

@@ -13,6 +13,7 @@ from batchscape.analysis.cost.capacity import LIMITED, PEAK_FIGURES
 from batchscape.analysis.cost.figures import frontier_chart
 from batchscape.analysis.cost.frontier import FIT, frontier_rows, memory_frontier
 from batchscape.analysis.estimates import NOT_IDENTIFIED
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import memory_scale, significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
@@ -24,7 +25,7 @@ _MAX_SENTENCES = 6
 
 def frontier_section(cells: Cells) -> Section | None:
     """Show which micro-batches fit; None where no run ran out of memory and none had a limit."""
-    limited = cells.runs.reindex(columns=[LIMITED])[LIMITED].notna().any()
+    limited = column_of(cells.runs, LIMITED).notna().any()
     rows = frontier_rows(cells)
     if rows.empty or not (limited or rows["outcome"].ne(FIT).any()):
         return None

@@ -10,16 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.cells import GEOMETRY_WORDS
 from batchscape.analysis.cost.linear import Combination, Floats, LinearFit, fit_linear
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.text import count_text, list_text
-
-_NAMES = {
-    "data_parallel_size": "devices",
-    "micro_batch_size": "micro-batch",
-    "gradient_accumulation_steps": "accumulation",
-}
 
 
 class Cuts(NamedTuple):
@@ -184,7 +179,7 @@ def outside(cells: pd.DataFrame, devices: int, micro: int, accumulation: int) ->
         low, high = int(cells[name].min()), int(cells[name].max())
         if not low <= value <= high:
             span = f"{low}" if low == high else f"{low} to {high}"
-            texts.append(f"{_NAMES[name]} {value} (measured: {span})")
+            texts.append(f"{GEOMETRY_WORDS[name]} {value} (measured: {span})")
     return texts
 
 
@@ -194,7 +189,7 @@ def join_ids(ids: Iterable[object]) -> str:
 
 
 def _why_undetermined(term: Term, cells: pd.DataFrame) -> str:
-    names = {**_NAMES, "data_parallel_size": "number of devices"}
+    names = {**GEOMETRY_WORDS, "data_parallel_size": "number of devices"}
     constant = [names[name] for name in term.needs if cells[name].nunique() == 1]
     if constant:
         return f"the measured cells are all of one {list_text(constant, 'and one')}"

@@ -7,8 +7,9 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.comparison import spreads_of, valid_figures
+from batchscape.analysis.comparison import spreads_of
 from batchscape.analysis.engines.matching import engines_of, order_engines, shared_settings
+from batchscape.analysis.joins import column_of
 
 FIGURES = ("peak_allocated_gib", "uss_gib", "step_time_s", "exchange_s")
 """Figures that are set side by side."""
@@ -19,14 +20,14 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
     """Set the engines of each geometry side by side: one row a cell with completed runs."""
     engine = engines_of(cells)
     order = {name: number for number, name in enumerate(order_engines(engine))}
-    figures = valid_figures(cells.runs)
+    figures = cells.figures
     figures = figures[figures["cell"].map(engine).notna()]
     groups = figures.groupby("cell")
     columns: dict[str, pd.Series[Any]] = {"n": groups.size()}
     for name, spread in spreads_of(groups[list(FIGURES)]).items():
         columns |= {f"{name}_{part}": column for part, column in spread.items()}
     runs = cells.runs.loc[figures.index]
-    moved = pd.to_numeric(runs.reindex(columns=["exchanged_bytes"])["exchanged_bytes"])
+    moved = pd.to_numeric(column_of(runs, "exchanged_bytes"))
     columns["exchanged_bytes"] = moved.astype(float).groupby(runs["cell"]).median()
     columns["exchanges_every_micro_step"] = _exchanges(cells, ranks).reindex(columns["n"].index)
     columns["run_ids"] = runs.groupby("cell")["run_id"].agg(";".join)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from batchscape.analysis.cells import PROGRAMS, Cells, setting_label
+from batchscape.analysis.joins import column_of
 from batchscape.config import Affects, affects_of
 
 _FIRST = "ddp"
@@ -18,7 +19,7 @@ def engines_of(cells: Cells) -> pd.Series[str]:
     The name is missing for programs, and where no run names an engine.
     """
     first = cells.runs.drop_duplicates("cell").set_index("cell").reindex(cells.table.index)
-    name = first.reindex(columns=[_ENGINE])[_ENGINE]
+    name = column_of(first, _ENGINE)
     label = name.mask(name.eq(PROGRAMS))
     for setting in cells.key_settings:
         if setting.startswith("engine.") and not _decides_loss(setting):

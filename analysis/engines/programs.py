@@ -6,6 +6,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import PROGRAMS, Cells
 from batchscape.analysis.hardware import was_started
+from batchscape.analysis.joins import column_of
 
 OBSERVED = {
     "world_size": "data_parallel_size",
@@ -19,7 +20,7 @@ OBSERVED = {
 def observed_batches(cells: Cells) -> pd.DataFrame:
     """Set the batch that each launched run of a program used beside the planned one."""
     runs = cells.runs
-    engine = runs.reindex(columns=["engine.name"])["engine.name"]
+    engine = column_of(runs, "engine.name")
     launched = was_started(runs)
     program_runs = runs[engine.eq(PROGRAMS) & launched]
     table = program_runs[["cell", "run_id", "status", "reason"]].copy()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.equivalence.decompositions import (
     differences_by_cell,
     loss_differences,
     members_of,
+    reference_labels,
     seed_spread,
 )
 from batchscape.analysis.equivalence.figures import (
@@ -30,23 +31,24 @@ from batchscape.analysis.equivalence.paired import (
     judge_equivalence,
     paired_differences,
 )
-from batchscape.analysis.equivalence.tables import (
-    equivalence_table,
-    gradient_table,
-    with_cells,
-)
 from batchscape.analysis.equivalence.tost import ALPHA
 from batchscape.analysis.estimates import LEVEL, Estimate, t_reach
 from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.table import Table
-from batchscape.analysis.report.tables import decomposition_table
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.tables import decomposition_table, geometry_column, setting_columns
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.targets.tidy import at_common_target
 from batchscape.record.tables import Tables
 from batchscape.text import list_text
 
 _LEVEL = 1 - 2 * ALPHA
+_QUANTITIES = {
+    "final_eval_loss": "eval loss",
+    "final_loss": "training loss",
+    "log_steps_to_target": "log steps",
+}
+"""Labels of the quantities in tables."""
 
 
 def equivalence_section(
@@ -76,7 +78,7 @@ def equivalence_section(
         warnings += _warnings(cells, judged, verdicts)
         headlines |= _loss_headline(verdicts)
         rows = np.flatnonzero(judged["quantity"].isin([quantity, "log_steps_to_target"])).tolist()
-        views.append(equivalence_table(with_cells(judged, cells), cells, rows))
+        views.append(_equivalence_table(_with_cells(judged, cells), cells, rows))
         by_step, spread = loss_differences(cells, tables.steps), seed_spread(cells, tables.steps)
         margin = float(margins.min()) if len(margins) else MARGINS["measure.equivalence_margin"]
         charts.append(equivalence_chart(cells, verdicts, pairs[pairs["quantity"].eq(quantity)]))
@@ -87,7 +89,7 @@ def equivalence_section(
     if len(gradients):
         answer += _gradient_sentences(gradients)
         headlines |= _gradient_headlines(gradients)
-        views.insert(1, gradient_table(with_cells(gradients, cells), cells))
+        views.insert(1, _gradient_table(_with_cells(gradients, cells), cells))
     return Section(
         title="Do decompositions train alike?",
         answer=answer,
@@ -203,3 +205,82 @@ def _gradient_headlines(table: pd.DataFrame) -> dict[str, Estimate]:
             "which it is largest",
         )
     return headlines
+
+
+def _with_cells(table: pd.DataFrame, cells: Cells) -> pd.DataFrame:
+    """Put geometry, settings and precision before rows that have a cell; label the reference."""
+    rows = table.reset_index() if table.index.name == "cell" else table
+    head = cells.table[[*GEOMETRY, *cells.settings]]
+    if "precision" not in head:
+        first = cells.runs.drop_duplicates("cell").set_index("cell")
+        head = head.assign(precision=first["precision"].reindex(head.index))
+    rows = rows.drop(columns=[name for name in head if name in rows])
+    if "reference" in rows:
+        rows = rows.assign(reference=rows["reference"].map(reference_labels(cells)))
+    joined = head.merge(rows, left_index=True, right_on="cell")
+    return joined.drop(columns="cell").reset_index(drop=True)
+
+
+def _equivalence_table(table: pd.DataFrame, cells: Cells, rows: Sequence[int]) -> Table:
+    """Show the verdicts of `judge_equivalence`, `_with_cells`, at some positions."""
+    return Table(
+        "equivalence",
+        "Equivalence of final losses, by two one-sided tests",
+        table,
+        [
+            geometry_column(table),
+            Column("reference", "against", is_left=True),
+            *setting_columns(table, [name for name in cells.contexts if name in table]),
+            Column("quantity", words=_QUANTITIES, is_left=True),
+            Column("n", "seeds"),
+            Column("mean_difference", "mean Δ", format=2, low="low", high="high"),
+            Column("margin", format="g"),
+            Column("verdict"),
+            Column("smallest_margin", "equivalent from margin", format=2),
+            Column("seed_sd", "sd between seeds", format=2),
+        ],
+        rows,
+        footnotes=[table["reason"]],
+        notes=[
+            "Δ: final held-out loss, or logarithm of the optimizer steps to the lowest target that "
+            "all cuts of a global batch reached, minus that of the reference decomposition, "
+            f"paired by seed; with its {_LEVEL:.0%} t-interval over seeds.",
+            "verdict: two one-sided t-tests at "
+            f"{ALPHA:g}. Equivalent: the interval lies within the margin. Different: wholly beyond "
+            "it. Not identified: neither, which says nothing of equality. equivalent from margin: "
+            "the smallest margin that these runs would have met.",
+            "That all decompositions are equivalent needs no correction for their number "
+            "(intersection-union test); that one of them is different is corrected by Holm's "
+            "method.",
+        ],
+    )
+
+
+def _gradient_table(table: pd.DataFrame, cells: Cells) -> Table:
+    """Show the errors of `gradient_error_table`, `_with_cells`."""
+    spread = sketch_spread(int(table["buckets"].max()))
+    settings = [name for name in cells.contexts if name in table]
+    settings += [] if "precision" in settings else ["precision"]
+    columns = [geometry_column(table), *setting_columns(table, settings)]
+    for label, name, word in (
+        ("error against float64", "relative_error", "error"),
+        ("from first decomposition", "relative_difference", "difference"),
+    ):
+        if table[f"{name}_n"].gt(0).any():
+            columns.append(Column(name, label, "", 2, f"{name}_low", f"{name}_high"))
+            columns.append(Column(f"{name}_n", f"seeds of {word}"))
+    return Table(
+        "gradient_errors",
+        "Relative error of the first gradient",
+        table,
+        columns,
+        notes=[
+            "error against float64: distance of the gradient of the first optimizer step, after "
+            "the exchange and before clipping, from that of the float64 run with the same seeds "
+            "and settings, over the norm of the latter. from first decomposition: the same against "
+            "the first decomposition of the same precision. Means over seeds with their 95 % "
+            "t-interval.",
+            f"Distances are estimated from sketches, each with a relative standard deviation of "
+            f"{spread:.1%}; a difference of 0 is exact.",
+        ],
+    )

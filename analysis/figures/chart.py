@@ -8,11 +8,18 @@ runs by `run` (a position), by `cell`, or as `RunIndex.of_row` finds them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
+
+from batchscape.outgoing import outgoing
+
+_ENDS = ("", "_low", "_high", "_start", "_text")
 
 
 @dataclass(frozen=True)
@@ -103,3 +110,32 @@ class Chart:
     """Further sentences of the caption on a page, which draws more than a paper."""
     tables: Sequence[str] = ()
     """Files of the same numbers."""
+
+    @cached_property
+    def columns(self) -> list[dict[str, list[Any]]]:
+        """For each of the marks the columns that it is drawn from, as JSON can hold them."""
+        axes = [axis for axis in (self.x, self.y, self.z) if axis is not None]
+        of_axes = [f"{name}{end}" for axis in axes for name in axis.columns for end in _ENDS]
+        of_choices = [choice.column for choice in self.choices]
+        return [
+            {
+                name: _values(marks.table[name])
+                for name in dict.fromkeys([*of_axes, "series", marks.text, marks.line, *of_choices])
+                if name in marks.table
+            }
+            for marks in self.marks
+        ]
+
+
+def _values(column: pd.Series[Any]) -> list[Any]:
+    """Write a column as JSON can hold it: texts without secrets, missing values as null."""
+    if pd.api.types.is_numeric_dtype(column):
+        kind = int if pd.api.types.is_integer_dtype(column) else float
+        numbers = column.to_numpy(dtype=float, na_value=np.nan).tolist()
+        return [kind(number) if math.isfinite(number) else None for number in numbers]
+    clean: dict[str, Any] = {}
+    values = column.tolist()
+    for value in values:
+        if str(value) not in clean:
+            clean[str(value)] = value if isinstance(value, list) else outgoing(str(value))
+    return [None if value is None else clean[str(value)] for value in values]

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.cost.table import MEMORY_PHASES
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.settings import cell_names, setting_names
@@ -41,12 +40,11 @@ _RUNS = {"runs": Look("#222222", "#f0f0f0", hollow=True)}
 def comparison_charts(cells: Cells, comparison: pd.DataFrame) -> Iterator[Chart]:
     """Draw the charts of `compare(cells)` that have data."""
     cost_cells = cells.by_cost()
-    figures = valid_figures(cost_cells.runs)
     charts = (
         _heat_map(comparison, cells),
         _cost(comparison, cells),
-        _memory(cost_cells, figures),
-        _step_time(cost_cells, figures),
+        _memory(cost_cells),
+        _step_time(cost_cells),
     )
     yield from (chart for chart in charts if chart is not None)
 
@@ -74,7 +72,7 @@ def _cost(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
     if not figures or completed["micro_batch_size"].nunique() < 2:
         return None
     cells = replace(cells, contexts=cells.cost_settings())
-    context = cells.context_of()
+    context = cells.context_of
     completed = completed.sort_values("micro_batch_size", kind="stable")
     settings = setting_names(cells, context)
     keys = ["data_parallel_size", "gradient_accumulation_steps"]
@@ -164,8 +162,8 @@ def _heat_map(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
 
 def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, pd.DataFrame]]:
     """Split cells by the setting that gives each a field of its own in the fewest layers."""
-    context = cells.context_of().loc[places.index]
-    settings, trained = setting_names(cells, cells.context_of()), cell_names(cells)
+    context = cells.context_of.loc[places.index]
+    settings, trained = setting_names(cells, cells.context_of), cell_names(cells)
     titles = {"global_batch_size": "Global batch", "gradient_accumulation_steps": "Accumulation"}
     counts = {name: places.groupby([context, name]).ngroups for name in titles}
     if not any(counts.values()):
@@ -189,10 +187,10 @@ def _suffix(name: str) -> str:
     return f", {name}" if name else ""
 
 
-def _memory(cells: Cells, figures: pd.DataFrame) -> Chart | None:
+def _memory(cells: Cells) -> Chart | None:
     """Draw peak allocated memory by phase of a run, maximum over ranks."""
     phases = dict(list(MEMORY_PHASES.items())[:4])
-    rows = _bar_rows(cells, figures, [*phases])
+    rows = _bar_rows(cells, [*phases])
     if rows.empty:
         return None
     scale = memory_scale(rows[[*phases]].to_numpy().ravel())
@@ -201,22 +199,24 @@ def _memory(cells: Cells, figures: pd.DataFrame) -> Chart | None:
         for phase, name in phases.items()
     ]
     runs = pd.concat(parts).dropna(subset="value")
+    by_bar = runs.groupby(["row", "series"], sort=False)
+    means = by_bar.agg(value=("value", "mean"), run=("run", list)).reset_index()
     return _bars(
         "memory",
         "Memory by phase",
         "Allocated memory by phase of a run, maximum over ranks: bars are means, points are runs.",
         figure=f"allocated memory ({scale.unit})",
         marks=[
-            Marks("bar", _means(runs), dodge=True),
+            Marks("bar", means, dodge=True),
             Marks("point", runs, "runs", dodge=True, size=5),
         ],
         looks={**_phases(phases.values()), **_RUNS},
     )
 
 
-def _step_time(cells: Cells, figures: pd.DataFrame) -> Chart | None:
+def _step_time(cells: Cells) -> Chart | None:
     """Draw the median step time, split into its phases; a point is the step time of one run."""
-    rows = _bar_rows(cells, figures, ["step_time_s"])
+    rows = _bar_rows(cells, ["step_time_s"])
     if rows.empty:
         return None
     scale = time_scale(rows["step_time_s"])
@@ -243,14 +243,11 @@ def _step_time(cells: Cells, figures: pd.DataFrame) -> Chart | None:
     )
 
 
-def _bar_rows(cells: Cells, figures: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return the figures of the first cells; none if nothing was measured."""
-    is_measured = figures[list(names)].notna().any(axis=None)
-    return _with_row_names(cells, figures if is_measured else figures.iloc[:0])
-
-
-def _with_row_names(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
-    """Name the rows of bars by their cells, as far as there is room."""
+def _bar_rows(cells: Cells, names: Sequence[str]) -> pd.DataFrame:
+    """Name the figures of the cells that there is room for; none if nothing was measured."""
+    figures = cells.figures
+    if figures[list(names)].isna().all(axis=None):
+        figures = figures.iloc[:0]
     first_cells = sorted(figures["cell"].unique())[:MAX_BARS]
     labels = cells.labels().loc[first_cells]
     repeats = labels.groupby(labels).cumcount()
@@ -258,13 +255,6 @@ def _with_row_names(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
     positions = pd.Series(range(len(cells.runs)), index=cells.runs.index)
     rows = figures.assign(row=figures["cell"].map(labels), run=positions[figures.index])
     return rows.dropna(subset="row").sort_values("cell", kind="stable")
-
-
-def _means(runs: pd.DataFrame) -> pd.DataFrame:
-    means = runs.groupby(["row", "series"], sort=False).agg(
-        value=("value", "mean"), run=("run", list)
-    )
-    return means.reset_index()
 
 
 def _points(cells: Cells, rows: pd.DataFrame, values: pd.Series[float]) -> list[Marks]:

@@ -266,7 +266,7 @@ def _options_by_cell(
     cells: Cells, launched: pd.DataFrame, at_best: Collection[int]
 ) -> dict[int, list[str]]:
     """Return the options of the choice of settings under which each cell shows."""
-    context, group = cells.context_of(), cells.by_batch()
+    context, group = cells.context_of, cells.by_batch()
     tuned = set(group.loc[list(at_best)])
     return {
         int(cell): ["", f"s{context[cell]}"]
@@ -278,7 +278,7 @@ def _options_by_cell(
 def _setting_choice(
     cells: Cells, options: Mapping[int, list[str]], at_best: Collection[int]
 ) -> list[Choice]:
-    names = setting_names(cells, cells.context_of())
+    names = setting_names(cells, cells.context_of)
     if len(names) < 2:
         return []
     labels = {f"s{number}": name for number, name in names.items()}

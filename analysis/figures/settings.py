@@ -32,7 +32,7 @@ def cell_names(cells: Cells) -> pd.Series[str]:
     """Name the context of each cell, with the learning rate that the cell was trained with."""
     return _parted(
         cells,
-        cells.context_of(),
+        cells.context_of,
         lambda name: setting_label(name) + " " + setting_texts(cells.table, name),
     )
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells, geometry_label, launched_batches
 from batchscape.analysis.figures.chart import Look
+from batchscape.analysis.joins import column_of
 
 COLUMN_IN = 3.5
 """Width of a column of a two-column paper, in inches."""
@@ -95,7 +96,7 @@ def looks(cells: Cells) -> Mapping[str, Look]:
 
 def loss_axis(loss: str, runs: pd.DataFrame) -> str:
     """Name the axis of a loss with its unit, which one of a user's own task may not have."""
-    has_other = runs.reindex(columns=["task"])["task"].eq("other").any()
+    has_other = column_of(runs, "task").eq("other").any()
     return loss if has_other else f"{loss} (nats)"
 
 

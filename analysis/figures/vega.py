@@ -81,9 +81,10 @@ def page_chart(
         },
         "tables": {
             f"t{n}": {
-                name: _packed(values) for name, values in _columns(chart, marks, runs_of).items()
+                **{name: _packed(values) for name, values in columns.items()},
+                "runs": _packed([list(runs) for runs in runs_of(marks.table)]),
             }
-            for n, marks in enumerate(chart.marks)
+            for n, (marks, columns) in enumerate(zip(chart.marks, chart.columns, strict=True))
         },
         "names": [outgoing(name) for name in chart.looks],
         "height": _height(chart),
@@ -96,7 +97,7 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
     first = {name: next(iter(choice.options)) for name, choice in choices.items()}
     options = list(choices[chart.panels].options) if chart.panels in choices else [""]
     options = [option for option in options if option not in chart.page_only]
-    tables = [pd.DataFrame(_columns(chart, marks)) for marks in chart.marks]
+    tables = [pd.DataFrame(columns) for columns in chart.columns]
     datasets: dict[str, Any] = {}
     panels: list[dict[str, Any]] = []
     series: set[str] = set()
@@ -152,7 +153,12 @@ def _paper_panel(
         if (name := layer["data"]["name"]) == "legend":
             continue
         marks, table = chart.marks[int(name[1:])], tables[int(name[1:])]
-        rows = _chosen_rows(table, chart.choices, chosen)
+        rows = table
+        for choice in chart.choices:
+            if choice.column in rows:
+                option = chosen[choice.column]
+                options = rows[choice.column]
+                rows = rows[[option == o or (isinstance(o, list) and option in o) for o in options]]
         if layer["mark"]["type"] in {"line", "area"}:
             rows = rows.dropna(subset=[layer["encoding"][axis]["field"] for axis in ("x", "y")])
         series |= set([outgoing(marks.name)] * len(rows) if marks.name else rows.get("series", []))
@@ -485,40 +491,6 @@ class _Panel:
         return fields
 
 
-def _columns(
-    chart: Chart,
-    marks: Marks,
-    runs_of: Callable[[pd.DataFrame], Sequence[Sequence[int]]] | None = None,
-) -> dict[str, list[Any]]:
-    """Take the columns that marks are drawn from, as JSON can hold them."""
-    axes = [axis for axis in (chart.x, chart.y, chart.z) if axis is not None]
-    names = [f"{name}{end}" for axis in axes for name in axis.columns for end in _ENDS]
-    names += ["series", marks.text, marks.line, *(choice.column for choice in chart.choices)]
-    columns = {
-        name: _values(marks.table[name]) for name in dict.fromkeys(names) if name in marks.table
-    }
-    if runs_of is not None:
-        columns["runs"] = [list(runs) for runs in runs_of(marks.table)]
-    return columns
-
-
-_ENDS = ("", "_low", "_high", "_start", "_text")
-
-
-def _values(column: pd.Series[Any]) -> list[Any]:
-    """Write a column as JSON can hold it: texts without secrets, missing values as null."""
-    if pd.api.types.is_numeric_dtype(column):
-        kind = int if pd.api.types.is_integer_dtype(column) else float
-        numbers = column.to_numpy(dtype=float, na_value=np.nan).tolist()
-        return [kind(number) if np.isfinite(number) else None for number in numbers]
-    clean: dict[str, Any] = {}
-    values = column.tolist()
-    for value in values:
-        if str(value) not in clean:
-            clean[str(value)] = value if isinstance(value, list) else outgoing(str(value))
-    return [None if value is None else clean[str(value)] for value in values]
-
-
 def _packed(values: Sequence[Any]) -> dict[str, Any] | Sequence[Any]:
     """Write each of few values once, with the places in that list."""
     if all(value is None or isinstance(value, (int, float)) for value in values):
@@ -526,19 +498,3 @@ def _packed(values: Sequence[Any]) -> dict[str, Any] | Sequence[Any]:
     unique = dict(zip(map(str, values), values, strict=True))
     place = {key: n for n, key in enumerate(unique)}
     return {"of": list(unique.values()), "at": [place[str(value)] for value in values]}
-
-
-def _chosen_rows(
-    table: pd.DataFrame, choices: Sequence[Choice], chosen: Mapping[str, str]
-) -> pd.DataFrame:
-    """Select the rows of the chosen options, as the page does."""
-    for choice in choices:
-        if choice.column in table:
-            option = chosen[choice.column]
-            table = table[
-                [
-                    option == value or (isinstance(value, list) and option in value)
-                    for value in table[choice.column]
-                ]
-            ]
-    return table

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
+import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
+from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.style import GREY, INK
 from batchscape.analysis.hardware import is_timed_alone
-from batchscape.analysis.horizons.figures import optima_chart
 from batchscape.analysis.horizons.optima import NAMES, PUBLISHED, joint_optima
 from batchscape.analysis.labels import group_name
 from batchscape.analysis.learning_rate.aim import LOSS
@@ -25,6 +27,8 @@ from batchscape.errors import AnalysisError
 _TITLE = "Batch and rate together"
 _BUDGETS = ("budget.samples", "budget.tokens", "budget.optimizer_steps")
 _COLUMNS = ("planned_samples", "schedule.name", "schedule.decay_samples", "stop_reason")
+_BEST = "best, chosen together"
+_DASHES = ((), (4.0, 2.0))
 
 
 def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
@@ -47,9 +51,8 @@ def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
     return runs[is_kept].astype({"group": int}), dict(groups["label"])
 
 
-def without_shorter_horizons(cells: Cells) -> Cells:
-    """Keep, where a grid has several horizons, the cells of the longest one."""
-    runs, _ = runs_by_horizon(cells)
+def without_shorter_horizons(cells: Cells, runs: pd.DataFrame) -> Cells:
+    """Keep, where a grid of `runs_by_horizon` has several, the cells of the longest one."""
     longest = runs.groupby("group")["horizon"].transform("max")
     is_shorter = runs["group"].isin(_grids(runs)) & runs["horizon"].lt(longest)
     return cells.only({*cells.runs["cell"]} - {*runs.loc[is_shorter, "cell"]})
@@ -118,7 +121,7 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
     tables, pictures = [_optima_table(table, labels)], []
     if exponents and table["value"].notna().any():
         tables.append(_exponents_table(pd.DataFrame(exponents), labels))
-        pictures.append(optima_chart(table, labels))
+        pictures.append(_optima_chart(table, labels))
     return Section(_TITLE, answer, tables, pictures, warnings, headlines)
 
 
@@ -170,4 +173,36 @@ def _exponents_table(exponents: pd.DataFrame, labels: Mapping[int, str]) -> Tabl
             "Slope of the logarithms by least squares. Published exponents are of language models "
             "of one size, over tokens: arXiv 2505.13738 and 2503.04715."
         ],
+    )
+
+
+def _optima_chart(optima: pd.DataFrame, labels: Mapping[int, str]) -> Chart:
+    """Draw the optima over the horizon, with published slopes through their middle."""
+    marks, looks = [], {_BEST: INK}
+    for name, of in NAMES.items():
+        columns = {"value": name, "low": f"{name}_low", "high": f"{name}_high"}
+        rows = optima[optima["of"].eq(of)].rename(columns=columns)
+        rows = rows.assign(group=rows["group"].astype(str)).dropna(subset=name)
+        logs = rows[["horizon", name]].apply(np.log)
+        middle = logs.groupby(rows["group"]).transform("mean")
+        for power, dash in zip(PUBLISHED[name], _DASHES, strict=False):
+            line = np.exp(middle[name] + power * (logs - middle)["horizon"])
+            looks[f"horizon^{power}"] = Look(GREY.colour, GREY.dark, "stroke", dash)
+            slope = rows[["group", "horizon"]].assign(**{name: line})
+            marks.append(Marks("line", slope, f"horizon^{power}"))
+        marks.append(Marks("interval", rows[rows["n"] >= FEWEST], _BEST))
+        marks.append(Marks("point", rows, _BEST, size=40))
+    options = {str(group): label for group, label in labels.items()}
+    return Chart(
+        "horizons",
+        "Best global batch and learning rate by horizon",
+        "Chosen together, with 95 % intervals over seeds; lines have published exponents and go "
+        "through the middle of the optima.",
+        Axis({"horizon": "horizon (samples)"}, kind="log", ticks=optima["horizon"].tolist()),
+        Axis({name: f"best {of}" for name, of in NAMES.items()}, "Of", "log"),
+        marks,
+        looks,
+        choices=[Choice("group", "Runs", options)] if len(options) > 1 else [],
+        panels="y",
+        tables=["tables/horizons.csv"],
     )

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.hardware import is_timed_alone
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.learning_rate.optimum import best_learning_rates
 
 STEPS, LOSS = "steps_to_target", "final_eval_loss"
@@ -25,7 +26,11 @@ class Optima(NamedTuple):
     """As `best_learning_rates` returns it; one target a group."""
 
 
-def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Optima | None:
+def find_optima(
+    reaches: pd.DataFrame,
+    finals: pd.DataFrame | None = None,
+    optima: pd.DataFrame | None = None,
+) -> Optima | None:
     """Find the best learning rate of every global batch.
 
     Steps to the hardest target that some learning rate of every batch reached are minimised;
@@ -38,6 +43,8 @@ def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Op
     finals : DataFrame, optional
         One row a run of equal samples: `global_batch_size`, `learning_rate`, `seed`,
         `final_eval_loss`, and `group`, `status` where there are any.
+    optima : DataFrame, optional
+        `best_learning_rates` of `reaches`, where it is there already.
 
     Returns
     -------
@@ -51,7 +58,7 @@ def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Op
     """
     if is_varied(reaches):
         rows = _known(reaches)
-        best = best_learning_rates(rows, STEPS)
+        best = best_learning_rates(rows, STEPS) if optima is None else optima
         # The hardest target that every batch reached: a warm-up alone reaches an easy one.
         worked = best["grid_learning_rate"].notna()
         everywhere = worked.groupby([best["group"], best["target_loss"].fillna(-np.inf)])
@@ -71,7 +78,7 @@ def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Op
 
 def final_losses(runs: pd.DataFrame) -> pd.DataFrame:
     """Collect the final losses of runs that saw equal samples: none that stopped before."""
-    stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+    stopped = column_of(runs, "stop_reason").eq("target")
     stopped |= is_timed_alone(runs)
     names = ["global_batch_size", "learning_rate", "seed", LOSS, "status"]
     return runs[~stopped].reindex(columns=[*names, "run_id", "sweep_dir", "trajectory_id"])

@@ -6,13 +6,19 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.learning_rate.aim import find_optima
-from batchscape.analysis.learning_rate.optimum import best_learning_rates, tried_often
+from batchscape.analysis.learning_rate.optimum import (
+    best_learning_rates,
+    optima_of,
+    tried_often,
+)
 from batchscape.analysis.learning_rate.table import SERIES, costs_by_rate, has_result
 from batchscape.analysis.numbers import significant
 from batchscape.text import list_text
 
 
-def at_best_learning_rate(reaches: pd.DataFrame, value: str = "steps_to_target") -> pd.DataFrame:
+def at_best_learning_rate(
+    reaches: pd.DataFrame, value: str = "steps_to_target", optima: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """Select the runs at the best learning rate of each global batch.
 
     The best of the grid is taken, for there are runs at no other; its steps are the lowest of
@@ -25,6 +31,8 @@ def at_best_learning_rate(reaches: pd.DataFrame, value: str = "steps_to_target")
         are any, `learning_rate`, `group`, `target_loss`, `outcome`, `trajectory_id`.
     value : str
         What is to be low: the steps to a target, or a loss, of which no logarithm is taken.
+    optima : DataFrame, optional
+        `best_learning_rates` of the same rows, where it is there already.
 
     Returns
     -------
@@ -47,7 +55,7 @@ def at_best_learning_rate(reaches: pd.DataFrame, value: str = "steps_to_target")
         return reaches.assign(tuned=False, edge=False, n_learning_rates=1)
     with_rate = reaches[reaches["learning_rate"].notna()]
     costs = costs_by_rate(with_rate, value)
-    best = best_learning_rates(with_rate, value)
+    best = optima_of(costs) if optima is None else optima
     keys = [*SERIES, "global_batch_size"]
     columns = [*keys, "grid_learning_rate", "tuned", "edge", "n_learning_rates"]
     chosen = costs.merge(best[columns], on=keys, how="left", validate="many_to_one")
@@ -77,10 +85,12 @@ def runs_at_best(runs: pd.DataFrame, score: pd.Series[float], seed: str = "seed"
     return runs.reset_index(names="row").merge(chosen, on=keys).set_index("row")
 
 
-def cells_at_best(reaches: pd.DataFrame, finals: pd.DataFrame) -> dict[int, float]:
+def cells_at_best(
+    reaches: pd.DataFrame, finals: pd.DataFrame, optima: pd.DataFrame | None = None
+) -> dict[int, float]:
     """Return the cells at the best rate of their batch (fewest steps, else loss), and the rate."""
-    searches = [find_optima(reaches), find_optima(reaches.iloc[:0], finals)]
-    best = [optima.best for optima in searches if optima is not None]
+    searches = [find_optima(reaches, optima=optima), find_optima(reaches.iloc[:0], finals)]
+    best = [found.best for found in searches if found is not None]
     if not best:
         return {}
     keys = ["group", "global_batch_size"]
@@ -100,12 +110,12 @@ def with_cuts_of_programs(best: pd.DataFrame, reaches: pd.DataFrame) -> pd.DataF
     return pd.concat([best[~is_program], cuts], ignore_index=True) if len(cuts) else best
 
 
-def tuning_warning(reaches: pd.DataFrame) -> str | None:
+def tuning_warning(reaches: pd.DataFrame, optima: pd.DataFrame | None = None) -> str | None:
     """Say loudly where steps to a target are not those of a tuned learning rate.
 
     Parameters
     ----------
-    reaches : DataFrame
+    reaches, optima : DataFrame
         As for `at_best_learning_rate`.
 
     Returns
@@ -129,7 +139,9 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
     )
     if "learning_rate" not in reaches or reaches["learning_rate"].isna().all():
         return f"UNTUNED: the table has no learning rates. {remedy}"
-    best = best_learning_rates(reaches[reaches["learning_rate"].notna()], "steps_to_target")
+    best = optima
+    if best is None:
+        best = best_learning_rates(reaches[reaches["learning_rate"].notna()], "steps_to_target")
     single = best["edge"] == "single"
     endless = best["tuned"] & ((best["low"] == 0) | np.isposinf(best["high"]))
     if single.all():

@@ -49,7 +49,11 @@ def best_learning_rates(table: pd.DataFrame, value: str = "final_eval_loss") -> 
     AnalysisError
         As `costs_by_rate` does.
     """
-    costs = costs_by_rate(table, value)
+    return optima_of(costs_by_rate(table, value))
+
+
+def optima_of(costs: pd.DataFrame) -> pd.DataFrame:
+    """Return `best_learning_rates` of a table that `costs_by_rate` made."""
     rows = []
     for place, series in series_of(costs):
         for batch, batch_costs in series.groupby("global_batch_size"):

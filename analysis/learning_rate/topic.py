@@ -36,18 +36,19 @@ def learning_rate_section(
     finals: pd.DataFrame | None = None,
     groups: Mapping[int, str] | None = None,
     batches: Sequence[float] = (),
+    optima: pd.DataFrame | None = None,
 ) -> Section | None:
     """Say which learning rate each global batch wants; None where none was varied."""
     groups = groups or {}
     try:
-        optima = find_optima(reaches, finals)
+        found = find_optima(reaches, finals, optima)
     except AnalysisError as error:
         if not is_varied(reaches):
             return None
         return Section(_TITLE, answer=["Not identified."], warnings=[str(error)])
-    if optima is None:
+    if found is None:
         return None
-    table, value, best = optima
+    table, value, best = found
     answer: list[str] = []
     warnings: list[str] = []
     headlines: dict[str, Estimate] = {}
@@ -65,7 +66,7 @@ def learning_rate_section(
         open_optima = group_best[~is_bounded(group_best)]
         left_out = "; ".join(f"B = {left_out_reason(row)}" for _, row in open_optima.iterrows())
         warnings += [f"{prefix}Left out of the exponent: {left_out}."] if left_out else []
-    untuned = tuning_warning(table) if value == STEPS else None
+    untuned = tuning_warning(table, best) if value == STEPS else None
     warnings = [*([untuned] if untuned else []), *warnings]
     full = with_runs(best, table, ("group", "target_loss", "global_batch_size"))
     tables = [_optima(full, labels, value)]

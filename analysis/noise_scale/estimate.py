@@ -60,7 +60,7 @@ from scipy.special import stdtrit
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.comparing.pairs import Contrast, logarithm
 from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, TWO_SIDED, half_width
-from batchscape.analysis.joins import rows_of
+from batchscape.analysis.joins import column_of, rows_of
 from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
 
 _STEPS_A_HALF_LIFE = 10
@@ -309,7 +309,7 @@ def _samples(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
-    labels = cells.runs.reindex(columns=["not_invariant"])["not_invariant"]
+    labels = column_of(cells.runs, "not_invariant")
     is_completed = cells.runs["status"].eq("completed")
     counted = is_completed & ~labels.map(has_no_noise_scale).astype(bool)
     completed = cells.runs[counted]
@@ -317,7 +317,7 @@ def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     runs = completed.drop_duplicates(["cell", "trajectory_id"])
     samples = _samples(runs, steps)
     # Samples of other tasks have targets, but no tokens.
-    tasks = runs.reindex(columns=["task"])["task"].to_numpy()[samples["run"].to_numpy()]
+    tasks = column_of(runs, "task").to_numpy()[samples["run"].to_numpy()]
     samples["tokens"] = samples["tokens"].where(tasks == "next_token")
     return samples.assign(cell=runs["cell"].to_numpy()[samples["run"].to_numpy()])
 

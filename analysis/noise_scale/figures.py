@@ -54,7 +54,7 @@ def noise_scale_charts(
         return
     # Intervals may reach far beyond the points.
     floor, ceiling = float(drawn["estimate"].min()) / 3, float(drawn["estimate"].max()) * 3
-    context = cells.context_of()
+    context = cells.context_of
     rows = drawn[["samples", "estimate", "cell"]].assign(
         estimate_low=drawn["low"].clip(floor, ceiling),
         estimate_high=drawn["high"].clip(floor, ceiling),

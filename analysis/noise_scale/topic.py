@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -113,23 +111,13 @@ def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
         ["n_runs", "width"], ascending=[False, True], kind="stable"
     )
     first = order.drop_duplicates("global_batch_size").sort_values("global_batch_size")
-    headlines = {
-        f"gradient_noise_scale_{row['global_batch_size']}": _estimate(row)
-        for row in first.to_dict("records")
-    }
-    for (name, estimate), note in zip(headlines.items(), first["note"], strict=True):
-        if not pd.isna(note):
-            # The table shows the value of a single sampled step; no text may quote it.
-            headlines[name] = replace(estimate, value=math.nan, note=str(note))
+    headlines = {}
+    for row in first.to_dict("records"):
+        value, low, high = (float(row[name]) for name in ("estimate", "low", "high"))
+        # The table shows the value of a single sampled step, or with an open interval; no text may.
+        value = value if math.isfinite(high) else math.nan
+        note = NOT_IDENTIFIED if math.isnan(value) else None
+        headlines[f"gradient_noise_scale_{row['global_batch_size']}"] = Estimate(
+            value, low, high, int(row["n"]), "samples", str(row["method"]), _DEFINITION, note
+        )
     return headlines
-
-
-def _estimate(row: Mapping[Hashable, Any]) -> Estimate:
-    """Turn a row of `cell_noise_scales` into an estimate."""
-    value, low, high = (float(row[name]) for name in ("estimate", "low", "high"))
-    # One sampled step has a value without an interval; an open interval has no value.
-    value = math.nan if math.isinf(high) else value
-    note = NOT_IDENTIFIED if math.isnan(value) else None
-    return Estimate(
-        value, low, high, int(row["n"]), "samples", str(row["method"]), _DEFINITION, note
-    )

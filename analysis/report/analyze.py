@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from batchscape.analysis.comparing.final_losses import final_losses_section
+from batchscape.analysis.estimates import LEVEL, half_widths
 from batchscape.analysis.horizons.topic import horizons_section
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
@@ -27,6 +28,7 @@ from batchscape.analysis.report.sections import (
     show_section,
     write_sections,
 )
+from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.writers import escape_markdown, write_csv
 from batchscape.analysis.targets.choice import choose_targets
@@ -38,6 +40,7 @@ from batchscape.analysis.targets.foreign import (
     as_table,
     read_file,
 )
+from batchscape.analysis.targets.tidy import distinct_trajectories
 from batchscape.analysis.targets.topic import targets_section
 from batchscape.analysis.tradeoff.forms import Form
 from batchscape.analysis.tradeoff.topic import tradeoff_section
@@ -49,6 +52,7 @@ _HORIZON = "samples"
 """Groups by this column are horizons of one training."""
 _SAME_LENGTH = 1.02
 """Ratio of lengths below which a last, partial batch explains the difference: ours."""
+_LOSS = "final_eval_loss"
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ def analyze(
         sections = [
             learning_rate_section(pd.DataFrame(), runs, groups=read.groups),
             horizons_section(pooled.table.assign(horizon=horizons), pooled.groups),
-            final_losses_section(runs, read.groups),
+            _final_losses(runs, read.groups),
         ]
         first, *others = filter(None, sections)
         all_warnings = [*filter(None, warnings), *first.warnings]
@@ -211,9 +215,10 @@ def _reaches(
     read: ForeignTable, targets: Sequence[float] | None, crossing: Crossing
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     if read.kind == "curves":
-        choice = choose_targets(read.table, groups=read.groups) if targets is None else None
-        notes = () if choice is None else choice.notes
-        return steps_to_target(read.table, targets, crossing=crossing), notes
+        if targets is not None:
+            return steps_to_target(read.table, targets, crossing=crossing), ()
+        chosen = choose_targets(read.table, groups=read.groups)
+        return steps_to_target(read.table, chosen, crossing=crossing), chosen.notes
     if targets is None:
         return read.table, ()
     recorded = sorted(read.table["target_loss"].dropna().unique(), reverse=True)
@@ -226,3 +231,45 @@ def _reaches(
         )
         raise AnalysisError(msg)
     return read.table[read.table["target_loss"].isin(targets)].reset_index(drop=True), ()
+
+
+def _final_losses(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section:
+    """Show mean and spread of the final losses, and how many runs diverged (their loss is inf)."""
+    runs = distinct_trajectories(runs)
+    has_rates = "learning_rate" in runs
+    keys = ["group", "global_batch_size", "learning_rate"]
+    parts = runs.assign(
+        loss=runs[_LOSS].where(np.isfinite(runs[_LOSS])), is_inf=np.isinf(runs[_LOSS])
+    ).groupby([name for name in keys if name in runs], dropna=False)
+    table = parts.agg(
+        n=("is_inf", "size"),
+        diverged=("is_inf", "sum"),
+        finite=("loss", "count"),
+        mean=("loss", "mean"),
+        sd=("loss", "std"),
+    ).reset_index()
+    table["ci95"] = half_widths(table["sd"], table["finite"])
+    return Section(
+        "Final losses",
+        [f"Of {len(runs)} runs {table['diverged'].sum()} diverged."],
+        [
+            Table(
+                "final_losses",
+                "Final losses",
+                table,
+                [
+                    *([Column("group", words=groups, is_left=True)] if len(groups) > 1 else []),
+                    Column("global_batch_size", "global batch", format="g", is_left=True),
+                    *([Column("learning_rate", format=3, is_left=True)] if has_rates else []),
+                    Column("n", "runs"),
+                    Column("mean", spread="ci95", n="finite", usual="n"),
+                    Column("sd", format=2),
+                    Column("diverged"),
+                ],
+                notes=[
+                    f"Means ± half-widths of {LEVEL:.0%} t-intervals, and standard deviations, "
+                    "over the runs that did not diverge."
+                ],
+            )
+        ],
+    )

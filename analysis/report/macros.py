@@ -95,7 +95,9 @@ def _texts(estimate: Estimate) -> dict[str, str]:
     unit = escape_latex(estimate.unit)
     is_few = is_identified and estimate.n < FEWEST
     low, high = (math.nan, math.nan) if is_few else (estimate.low, estimate.high)
-    text = value_text = _robust(escape_latex(estimate.text(_DIGITS)))
+    # Formulas within a text may stand in a formula, too.
+    text = re.sub(r"\$([^$]*)\$", r"\\ensuremath{\1}", escape_latex(estimate.text(_DIGITS)))
+    value_text = text
     if unit and is_identified:
         text += f"~{unit}"
     elif unit and text.endswith(")"):
@@ -119,8 +121,3 @@ def _number(value: float, otherwise: str) -> str:
         return rf"\mbox{{{otherwise}}}"
     formula = escape_latex(significant(value, _DIGITS)).replace("$", "")
     return rf"\ensuremath{{{formula}}}"
-
-
-def _robust(text: str) -> str:
-    """Let formulas within a text stand in a formula too."""
-    return re.sub(r"\$([^$]*)\$", r"\\ensuremath{\1}", text)

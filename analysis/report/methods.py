@@ -8,9 +8,10 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE
-from batchscape.analysis.cells import Cells, plain_texts
+from batchscape.analysis.cells import GEOMETRY_WORDS, Cells, plain_texts, status_counts
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.hardware import is_timed_alone, was_started
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text, list_text
 
@@ -19,12 +20,6 @@ _MOST_VALUES = 8
 _MOST_NAMED = 3
 _CLAIMS = "claim_"
 _REVISION = "environment.git.revision"
-_CUT = {
-    "data_parallel_size": "devices",
-    "micro_batch_size": "micro-batch",
-    "gradient_accumulation_steps": "accumulation",
-    "global_batch_size": "global batch",
-}
 _GROUPS = ("model", "data", "optimizer", "schedule", "scaling", "budget", "evaluation", "engine")
 """Groups of settings that say what was trained."""
 _REFERENCE = "scaling.reference_global_batch_size"
@@ -43,8 +38,8 @@ def methods(cells: Cells, sections: Sequence[Section]) -> dict[str, list[str]]:
     launched = runs[was_started(runs)].dropna(axis="columns", how="all")
     counts = (
         f"{count_text(len(runs), 'run')} in {count_text(len(cells.table), 'cell')} "
-        f"({_statuses(runs)}); the runs of a cell differ in no setting that decides loss, "
-        "memory or time but seed and timing repeat."
+        f"({status_counts(runs['status'])}); the runs of a cell differ in no setting that decides "
+        "loss, memory or time but seed and timing repeat."
     )
     paragraphs = {"Runs": [counts, *_of_sweeps(runs, launched)]}
     if not launched.empty:
@@ -57,15 +52,10 @@ def methods(cells: Cells, sections: Sequence[Section]) -> dict[str, list[str]]:
     return {title: sentences for title, sentences in paragraphs.items() if sentences}
 
 
-def _statuses(runs: pd.DataFrame) -> str:
-    counts = runs["status"].value_counts().sort_index()
-    return ", ".join(f"{count} {status}" for status, count in counts.items())
-
-
 def _of_sweeps(runs: pd.DataFrame, launched: pd.DataFrame) -> Iterator[str]:
     """List for each sweep the values of what varies anywhere."""
     varying = [f"{group}.{leaf}" for group, _, vary in _trained(launched) for leaf in vary]
-    labels = {**_CUT, **{name: _words(name) for name in varying}, "seed": "seed"}
+    labels = {**GEOMETRY_WORDS, **{name: _words(name) for name in varying}, "seed": "seed"}
     for sweep, sweep_runs in runs.groupby("sweep_name", sort=False):
         started = sweep_runs[sweep_runs.index.isin(launched.index)]
         if started.empty:
@@ -73,7 +63,7 @@ def _of_sweeps(runs: pd.DataFrame, launched: pd.DataFrame) -> Iterator[str]:
             continue
         recorded = started.columns[started.notna().any()]
         values = [f"{labels[name]} {_values(started[name])}" for name in labels if name in recorded]
-        yield f"{sweep} ({_statuses(sweep_runs)}): {'; '.join(values)}."
+        yield f"{sweep} ({status_counts(sweep_runs['status'])}): {'; '.join(values)}."
 
 
 def _fixed(launched: pd.DataFrame) -> Iterator[str]:
@@ -85,7 +75,7 @@ def _fixed(launched: pd.DataFrame) -> Iterator[str]:
         parts = [constants["name"]] if "name" in constants else []
         parts += [f"({', '.join(values)})" if parts else ", ".join(values)] if values else []
         yield f"{group.capitalize()}: {' '.join(parts)}."
-    if launched.reindex(columns=[_REFERENCE])[_REFERENCE].notna().any():
+    if column_of(launched, _REFERENCE).notna().any():
         yield "What a rule of scaling changes is given as written, before the rule."
     if "learning_rate" in launched:
         rates = _values(launched["learning_rate"])

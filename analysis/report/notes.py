@@ -11,6 +11,7 @@ from batchscape.analysis.cells import SEEDS, Cells, plain_texts
 from batchscape.analysis.commands import timing_command, untimed_cells
 from batchscape.analysis.cost.capacity import LIMITED
 from batchscape.analysis.hardware import is_timed_alone
+from batchscape.analysis.joins import column_of
 from batchscape.record.noise_scale import has_no_noise_scale
 from batchscape.text import count_text
 
@@ -97,7 +98,7 @@ def _statuses(runs: pd.DataFrame) -> Iterator[str]:
 
 
 def _limits(runs: pd.DataFrame) -> Iterator[str]:
-    limits = pd.to_numeric(runs.reindex(columns=[LIMITED])[LIMITED]).dropna()
+    limits = pd.to_numeric(column_of(runs, LIMITED)).dropna()
     if len(limits):
         sizes = ", ".join(f"{limit:g}" for limit in sorted(limits.unique()))
         yield (
@@ -178,7 +179,7 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
             "longer: the peak learning rate was never reached."
         )
     for name, text in _HAPPENED.items():
-        if count := pd.to_numeric(completed.reindex(columns=[name])[name]).gt(0).sum():
+        if count := pd.to_numeric(column_of(completed, name)).gt(0).sum():
             yield f"In {count_text(count, 'run')}: {text}."
 
 

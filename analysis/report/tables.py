@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE, mark_best
-from batchscape.analysis.cells import GEOMETRY, RATE, UPDATE_GROUPS, Cells, setting_texts
-from batchscape.analysis.comparison import recorded_columns, throughput_ratios, valid_figures
+from batchscape.analysis.cells import RATE, UPDATE_GROUPS, Cells, geometry_label, setting_texts
+from batchscape.analysis.comparison import recorded_columns, throughput_ratios
 from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.numbers import TIMES, unit_of
 from batchscape.analysis.report.table import Column, Table
@@ -36,7 +37,7 @@ def comparison_table(
     names = [name for name in comparison_figures(figures) if comparison[f"{name}_n"].gt(0).any()]
     if figures is None:
         names = [name for name in names if not _is_redundant(comparison, name)]
-    marks = mark_best(cells, valid_figures(cells.runs)).loc[comparison.index]
+    marks = mark_best(cells).loc[comparison.index]
     reference = comparison[_RATIO].eq(1)
     # The reference has no pairs of its own.
     frame = comparison.assign(**{_PAIRS: comparison[f"{_RATIO}_n"].mask(reference)})
@@ -163,7 +164,7 @@ def _footnotes(comparison: pd.DataFrame, cells: Cells) -> list[list[str | None]]
     open_status = comparison["status"].where(comparison["n_completed"].lt(comparison["n"]))
     lacks_some = comparison["step_time_s_n"].gt(0)
     timing = lacks_some.map({True: "some times left out", False: "no times"})
-    is_at_target = cells.runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+    is_at_target = column_of(cells.runs, "stop_reason").eq("target")
     n_at_target = is_at_target.groupby(cells.runs["cell"]).sum().reindex(comparison.index)
     return [
         comparison["reason"].where(comparison["reason"].notna(), open_status).tolist(),
@@ -241,8 +242,8 @@ def decomposition_table(table: pd.DataFrame, cells: Cells) -> Table:
 
 def geometry_column(table: pd.DataFrame, header: str = GEOMETRY_HEADER) -> Column:
     """Write geometries as 1x32x1=32, with `?` for a part that was never determined."""
-    parts = [table[name].astype("string").fillna("?") for name in GEOMETRY]
-    texts = parts[0] + TIMES + parts[1] + TIMES + parts[2] + "=" + parts[3]
+    batch = table["global_batch_size"].astype("string").fillna("?")
+    texts = geometry_label(table) + "=" + batch
     return Column("geometry", header, texts=texts, is_left=True)
 
 

@@ -2,7 +2,7 @@
 
 A topic is a folder of `analysis/`, or a pair of modules where a folder has two. Its modules compute
 Estimates and DataFrames from DataFrames and know nothing of reports. Its `topic.py` makes a
-`Section` of these, with `tables.py` and `figures.py` where there is much. `report/topics.py` lists
+`Section` of these, with a `figures.py` where there is much. `report/topics.py` lists
 the topics in the order of the page.
 """
 

@@ -16,7 +16,7 @@ from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.topic import claims_section
 from batchscape.analysis.comparing.topic import comparing_section
 from batchscape.analysis.cost.frontier_topic import frontier_section
-from batchscape.analysis.cost.predicted_topic import predicted_section
+from batchscape.analysis.cost.predicted import predicted_section
 from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.engines.topic import engines_section
@@ -27,13 +27,15 @@ from batchscape.analysis.horizons.topic import (
     runs_by_horizon,
     without_shorter_horizons,
 )
-from batchscape.analysis.learning_rate.aim import final_losses
+from batchscape.analysis.joins import column_of
+from batchscape.analysis.learning_rate.aim import STEPS, final_losses, is_varied
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
     cells_at_best,
     tuning_warning,
     with_cuts_of_programs,
 )
+from batchscape.analysis.learning_rate.optimum import best_learning_rates
 from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.analysis.noise_scale.estimate import cell_noise_scales
 from batchscape.analysis.noise_scale.topic import noise_scale_section
@@ -42,8 +44,7 @@ from batchscape.analysis.search.topic import search_section
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
-from batchscape.analysis.targets.summary import reaches_table
-from batchscape.analysis.targets.topic import coarse_warnings, targets_section
+from batchscape.analysis.targets.topic import targets_section
 from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.errors import AnalysisError
 from batchscape.record.status import Status
@@ -66,7 +67,12 @@ class Material:
     @cached_property
     def longest(self) -> Cells:
         """The cells without shorter horizons, which have a topic of their own."""
-        return without_shorter_horizons(self.cells)
+        return without_shorter_horizons(self.cells, self.by_horizon[0])
+
+    @cached_property
+    def by_horizon(self) -> tuple[pd.DataFrame, dict[int, str]]:
+        """The runs that end with their budget, by horizon, and labels of their groups."""
+        return runs_by_horizon(self.cells)
 
     @cached_property
     def noise(self) -> pd.DataFrame:
@@ -82,7 +88,8 @@ class Material:
             curves = curves_of(self.longest, self.tables)
             if self.targets is not None:
                 return steps_to_target(curves, self.targets), ()
-            return steps_to_target(curves), choose_targets(curves, groups=self.labels).notes
+            chosen = choose_targets(curves, groups=self.labels)
+            return steps_to_target(curves, chosen), chosen.notes
         except AnalysisError:
             if self.targets is not None:
                 raise
@@ -96,7 +103,16 @@ class Material:
     @cached_property
     def best(self) -> pd.DataFrame | None:
         """Steps to the targets at the best learning rate of each global batch."""
-        return None if self.reaches is None else at_best_learning_rate(self.reaches)
+        if self.reaches is None:
+            return None
+        return at_best_learning_rate(self.reaches, optima=self.optima)
+
+    @cached_property
+    def optima(self) -> pd.DataFrame | None:
+        """The best learning rate of each global batch and target; None where none was varied."""
+        if self.reaches is None or not is_varied(self.reaches):
+            return None
+        return best_learning_rates(self.reaches[self.reaches["learning_rate"].notna()], STEPS)
 
     @cached_property
     def finals(self) -> pd.DataFrame:
@@ -109,7 +125,8 @@ class Material:
     def at_best(self) -> dict[int, float]:
         """The best learning rate of each cell that stands for its global batch."""
         with suppress(AnalysisError):
-            return {} if self.reaches is None else cells_at_best(self.reaches, self.finals)
+            if self.reaches is not None:
+                return cells_at_best(self.reaches, self.finals, self.optima)
         return {}
 
     @cached_property
@@ -156,9 +173,11 @@ def _tradeoff(material: Material) -> Section | None:
         return None
 
     def tuning(group: int, target: float) -> str | None:
-        return tuning_warning(
-            reaches[(reaches["group"] == group) & (reaches["target_loss"] == target)]
-        )
+        def here(table: pd.DataFrame) -> pd.DataFrame:
+            return table[(table["group"] == group) & (table["target_loss"] == target)]
+
+        optima = material.optima
+        return tuning_warning(here(reaches), None if optima is None else here(optima))
 
     identified = material.noise[material.noise["note"].isna() & material.noise["estimate"].notna()]
     noise_scales = identified.assign(
@@ -166,12 +185,10 @@ def _tradeoff(material: Material) -> Section | None:
         group=identified.index.map(material.group_of),
         global_batch_size=material.cells.table["global_batch_size"].reindex(identified.index),
     )
-    reached = best[best["outcome"].eq("reached")]
     return tradeoff_section(
         best,
         groups=material.labels,
         noise_scales=noise_scales,
-        warnings=list(coarse_warnings(reached, reaches_table(best), material.labels)),
         tuning=tuning,
     )
 
@@ -180,7 +197,7 @@ def _targets(material: Material) -> Section | None:
     (reaches, notes), best = material.reached, material.best
     if reaches is None or best is None:
         return None
-    schedules = material.cells.runs.reindex(columns=["schedule.name"])["schedule.name"]
+    schedules = column_of(material.cells.runs, "schedule.name")
     section = targets_section(
         with_cuts_of_programs(best, reaches),
         groups=material.labels,
@@ -213,13 +230,13 @@ TOPICS = (
             None
             if m.reaches is None
             else learning_rate_section(
-                m.reaches, m.finals, m.labels, launched_batches(m.longest.runs)
+                m.reaches, m.finals, m.labels, launched_batches(m.longest.runs), m.optima
             )
         ),
     ),
     Topic(
         "Batch and rate together",
-        lambda m: None if m.reaches is None else horizons_section(*runs_by_horizon(m.cells)),
+        lambda m: None if m.reaches is None else horizons_section(*m.by_horizon),
     ),
     Topic("Targets", _targets),
     Topic(

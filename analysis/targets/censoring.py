@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from scipy.special import bdtr
 
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, TWO_SIDED, Estimate
+from batchscape.analysis.joins import column_of
 from batchscape.errors import AnalysisError
 
 
@@ -82,7 +83,7 @@ def samples_or_bound(reaches: pd.DataFrame) -> pd.Series[float]:
     """
     value = reaches["samples_to_target"].astype(float).where(reaches["outcome"].eq("reached"))
     batch = reaches["global_batch_size"]
-    low = reaches.reindex(columns=["steps_low"])["steps_low"].astype(float) * batch
+    low = column_of(reaches, "steps_low").astype(float) * batch
     low = low.where(np.isfinite(low))
     # What diverged never reaches: it exceeds at least what the longest run of its batch did.
     return value.fillna(low).fillna(low.groupby(batch).transform("max"))

@@ -21,14 +21,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.targets.choice import choose_targets
+from batchscape.analysis.targets.choice import ChosenTargets, choose_targets
 from batchscape.analysis.targets.curves import IDENTITY
 from batchscape.analysis.targets.ends import (
     TO_TARGET,
@@ -54,7 +54,7 @@ _Floats = NDArray[np.float64]
 
 def steps_to_target(
     curves: pd.DataFrame,
-    targets: Sequence[float] | None = None,
+    targets: Sequence[float] | ChosenTargets | None = None,
     *,
     crossing: Crossing = "sustained",
 ) -> pd.DataFrame:
@@ -64,7 +64,7 @@ def steps_to_target(
     ----------
     curves : DataFrame
         One row a measurement, as `curves_of` or `read_table` returns it.
-    targets : sequence of float, optional
+    targets : sequence of float or ChosenTargets, optional
         Losses; by default `choose_targets` chooses those of each group.
     crossing : {"sustained", "first", "first_evaluation"}
         Which crossing the values are of; at the first evaluation nothing is interpolated, and a
@@ -90,9 +90,9 @@ def steps_to_target(
         msg = f"crossing is one of {', '.join(get_args(Crossing))}, got {crossing!r}"
         raise AnalysisError(msg)
     curves = tidy_curves(curves)
-    targets_by_group: dict[int, Sequence[float]]
-    if targets is None:
-        targets_by_group = dict(choose_targets(curves).by_group)
+    targets_by_group: Mapping[int, Sequence[float]]
+    if targets is None or isinstance(targets, ChosenTargets):
+        targets_by_group = (targets or choose_targets(curves)).by_group
     elif not len(targets) or not np.isfinite(np.asarray(targets, dtype=float)).all():
         msg = f"targets are finite losses, one at least, got {list(targets)}"
         raise AnalysisError(msg)

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.cells import Cells, follows, geometry_label
 from batchscape.analysis.hardware import is_timed_alone, was_started
-from batchscape.analysis.joins import rows_of
+from batchscape.analysis.joins import column_of, rows_of
 from batchscape.analysis.labels import group_labels
 from batchscape.analysis.numbers import MISSING
 from batchscape.errors import AnalysisError
@@ -112,9 +112,7 @@ def only_what_counts(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     position = rows["run"].to_numpy()
     timed = runs["timing_valid"].to_numpy(dtype=bool)[position]
     # A sample of another task has no tokens, though it has a target.
-    has_no_tokens = (
-        runs.reindex(columns=["task"])["task"].isin(["class", "other"]).to_numpy()[position]
-    )
+    has_no_tokens = column_of(runs, "task").isin(["class", "other"]).to_numpy()[position]
     return rows.assign(
         tokens=rows["tokens"].mask(has_no_tokens), train_time_s=rows["train_time_s"].where(timed)
     )
@@ -143,13 +141,13 @@ def curve_groups(cells: Cells, across: Collection[str] = ()) -> pd.DataFrame:
     for name in sorted(names, key=lambda n: (n != _DATA, n.endswith(".name"))):
         other_settings = [setting for setting in names if setting != name]
         may_follow = name.startswith(_MAY_FOLLOW) and not name.endswith(".name")
-        is_redundant = _follows(table, other_settings, name)
-        if is_redundant or (may_follow and _follows(table, [*varied, *other_settings], name)):
+        is_redundant = follows(table, other_settings, name)
+        if is_redundant or (may_follow and follows(table, [*varied, *other_settings], name)):
             names = other_settings
     groups = {name.partition(".")[0] for name in names if not name.startswith(_MAY_FOLLOW)}
     # What varies with one of these is named beside it, as in the label of a cell.
     beside = [n for n in cells.key_settings if "." in n and n.partition(".")[0] in groups]
-    beside = [n for n in beside if n in table and names and _follows(table, names, n)]
+    beside = [n for n in beside if n in table and names and follows(table, names, n)]
     names = [n for n in cells.settings if n in {*names, *beside}]
     group = table.groupby(names, sort=False).ngroup() if names else table["micro_batch_size"] * 0
     group = group.astype("int64")
@@ -194,10 +192,3 @@ def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
         return rows
     rows = rows.sort_values(["run", "optimizer_step"], kind="stable")
     return rows.drop_duplicates(["run", "optimizer_step"], keep="last")
-
-
-def _follows(table: pd.DataFrame, determining: Sequence[str], name: str) -> bool:
-    """Tell whether the given columns determine another one."""
-    if not determining:
-        return bool(table[name].nunique() <= 1)
-    return not table.groupby(list(determining), dropna=False)[name].nunique().gt(1).any()

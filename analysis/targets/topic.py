@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import group_name
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Column, Table
@@ -83,7 +84,7 @@ def reaches_shown(table: pd.DataFrame, groups: Mapping[int, str] | None = None) 
         ", ".join(f"{row[f'n_{name}']} {name}" for name in OUTCOMES[1:] if row[f"n_{name}"])
         for row in table.to_dict("records")
     ]
-    crossings = table.reindex(columns=["crossing"])["crossing"].unique()
+    crossings = column_of(table, "crossing").unique()
     notes = [
         "Geometric mean over runs, by which learning rates are chosen; in brackets the "
         f"{LEVEL:.0%} t-interval of the mean logarithm."
@@ -145,7 +146,7 @@ def _answers(
 
 
 def _what_it_took(rows: pd.DataFrame, target: str, *, is_only_batch: bool) -> str:
-    """Say what reaching a target took; `alone`: there is one global batch."""
+    """Say what reaching a target took; `is_only_batch`: there is one global batch."""
     steps = rows.nsmallest(1, "steps_to_target").iloc[0]
     samples = rows.nsmallest(1, "samples_to_target").iloc[0]
     n_steps = significant(steps["steps_to_target"], 3)
@@ -179,7 +180,7 @@ def _warnings(
     schedules: Sequence[str],
 ) -> Iterator[str]:
     reached = reaches[reaches["outcome"].eq("reached")]
-    yield from coarse_warnings(reached, table, groups)
+    yield from _coarse(reached, table, groups)
     if "first_steps_to_target" in reached:
         first = reached["first_steps_to_target"]
         earlier = (first < 0.9 * reached["steps_to_target"]).sum()
@@ -210,8 +211,8 @@ def _warnings(
         )
 
 
-def coarse_warnings(
-    reached: pd.DataFrame, table: pd.DataFrame, groups: Mapping[int, str] | None = None
+def _coarse(
+    reached: pd.DataFrame, table: pd.DataFrame, groups: Mapping[int, str] | None
 ) -> Iterator[str]:
     """Warn where the brackets of crossings are wide against the differences of batches."""
     if "interpolation_error" not in reached or not reached["interpolation_error"].notna().any():

@@ -21,7 +21,7 @@ def largest_rises(steps: pd.DataFrame, batch: pd.Series[int], ended: pd.Index) -
         those that are not finite do not count.
     batch : Series
         Global batch of each run.
-    whole : Index
+    ended : Index
         Runs that ended: only samples that all of these saw count.
 
     Returns

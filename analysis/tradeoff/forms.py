@@ -170,7 +170,8 @@ def aicc(squares: float, n: int, parameters: int) -> float:
 
     n log(RSS/n) + 2k + 2k(k+1)/(n-k-1), k = parameters + 1 for the variance. n counts batch sizes,
     not runs: the form is fitted to their means, and more seeds at the same batch sizes say nothing
-    new about its shape. Infinite where n <= k + 1, for nothing can then be said.
+    new about its shape. Infinite where n <= k + 1, for nothing can then be said. Source: Hurvich
+    and Tsai 1989, Biometrika 76, p. 297.
 
     Parameters
     ----------
@@ -180,8 +181,6 @@ def aicc(squares: float, n: int, parameters: int) -> float:
         Batch sizes.
     parameters : int
         Fitted ones, without the variance.
-
-    Source: Hurvich and Tsai 1989, Biometrika 76, p. 297.
     """
     k = parameters + 1
     if n <= k + 1:

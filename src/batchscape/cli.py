@@ -328,7 +328,7 @@ def _report(arguments: list[str]) -> int:
     if parsed.out is None and len(parsed.folders) > 1:
         msg = "a report of several sweeps belongs to none of them: say where with --out DIR"
         raise ConfigError(msg)
-    from batchscape.analysis import write_report
+    from batchscape.analysis.report.write import write_report
     from batchscape.record.folder import SweepFolder
 
     out = parsed.out or SweepFolder(parsed.folders[0]).report

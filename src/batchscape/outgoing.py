@@ -73,18 +73,22 @@ def redact(text: str) -> str:
 
 def redact_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
     """Return a JSON value in which no text carries a secret; the content is not changed."""
+    return _redacted(content, _secrets())
+
+
+def _redacted(content: Any, secrets: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401  (of JSON)
     if isinstance(content, str):
-        return redact(content)
+        return _redact_text(content, secrets) if len(content) >= _SHORTEST else content
     if isinstance(content, Mapping):
         redacted = {}
         for name, value in content.items():
             is_secret = isinstance(value, str) and _is_secret_name(str(name)) and _is_long(value)
             # A key may be the name of a variable, and is replaced only by its shape.
             key = _without_tokens(name) if isinstance(name, str) else name
-            redacted[key] = f"[{name}]" if is_secret else redact_json(value)
+            redacted[key] = f"[{name}]" if is_secret else _redacted(value, secrets)
         return redacted
     if isinstance(content, list | tuple):
-        return [redact_json(value) for value in content]
+        return [_redacted(value, secrets) for value in content]
     return content
 
 

@@ -10,7 +10,6 @@ from statsmodels.stats.multitest import multipletests  # type: ignore[import-unt
 
 from batchscape.analysis import find_cells, load
 from batchscape.analysis.best import SIGNIFICANCE, mark_best, p_of_best
-from batchscape.analysis.comparison import valid_figures
 from batchscape.record.figures import COMPARED, FIGURES
 
 CUTS = {8: (1, 8, 1), 16: (1, 16, 1), 32: (1, 32, 1)}
@@ -19,7 +18,7 @@ CUTS = {8: (1, 8, 1), 16: (1, 16, 1), 32: (1, 32, 1)}
 def marks_of(*sweeps: Any) -> pd.DataFrame:
     """Marks by cell, with the geometry."""
     cells = find_cells(load(*[sweep.path for sweep in sweeps]).runs)
-    marks = mark_best(cells, valid_figures(cells.runs))
+    marks = mark_best(cells)
     return marks.join(cells.table[["global_batch_size", "micro_batch_size"]])
 
 
@@ -82,8 +81,8 @@ def test_p_values_are_adjusted_together(build):
     """By Holm's method, over all figures: a best that stands out alone is no best among many."""
     sweep = train(build(), {8: [1.00, 1.10, 1.20], 16: [1.30, 1.60, 1.50]})
     cells = find_cells(load(sweep.path).runs)
-    figures = valid_figures(cells.runs)
-    marks = mark_best(cells, figures)
+    figures = cells.figures
+    marks = mark_best(cells)
     raw = {}
     for name in COMPARED:
         if marks[f"{name}_best_p"].isna().all():

@@ -53,7 +53,7 @@ def test_varying_settings_are_found_and_numbers_sorted_as_numbers(build):
     assert cells.contexts == cells.key_settings == cells.settings
     assert list(cells.table["data.sequence_length"]) == ["64"] * 3 + ["128"] * 3
     assert list(cells.table["optimizer.learning_rate"])[:3] == ["0.001", "0.01", "0.1"]
-    assert cells.context_of().nunique() == 6
+    assert cells.context_of.nunique() == 6
     assert cells.labels()[0] == f"1{TIMES}32{TIMES}1, sequence length 64, learning rate 0.001"
 
 
@@ -69,7 +69,7 @@ def test_up_to_three_settings_that_vary_together_are_all_named(build):
         == ["model.n_layers", "model.d_model"]
     )
     assert cells.labels()[1] == f"1{TIMES}32{TIMES}1, n layers 4, d model 256"
-    assert cells.context_of().nunique() == 2
+    assert cells.context_of.nunique() == 2
 
 
 def test_of_more_settings_that_vary_together_three_are_named_and_a_note_has_the_rest(
@@ -110,7 +110,7 @@ def test_a_setting_that_follows_from_the_geometry_makes_no_context(build):
     cells = find_cells(load(sweep.path).runs)
     assert cells.key_settings == ["optimizer.learning_rate"]
     assert cells.contexts == []
-    assert set(cells.context_of()) == {0}
+    assert set(cells.context_of) == {0}
 
 
 def test_hardware_is_never_pooled_across_sweeps(build):
@@ -159,7 +159,7 @@ def test_a_setting_that_differs_between_cuts_is_another_experiment(build):
     cells = find_cells(load(sweep.path).runs)
     assert cells.contexts == ["optimizer.learning_rate"]
     assert all("learning rate" in label for label in cells.labels())
-    assert cells.context_of().nunique() == 2
+    assert cells.context_of.nunique() == 2
     assert compare(cells)["throughput_ratio"].eq(1).all()
 
 

@@ -7,8 +7,11 @@ import json
 import pytest
 
 from batchscape.analysis import find_cells, load
-from batchscape.analysis.cost.predicted import compare_predictions, prediction_errors
-from batchscape.analysis.cost.predicted_topic import predicted_section
+from batchscape.analysis.cost.predicted import (
+    compare_predictions,
+    predicted_section,
+    prediction_errors,
+)
 from batchscape.analysis.numbers import TIMES
 from batchscape.record.files import write_json
 from batchscape.record.folder import RunFolder

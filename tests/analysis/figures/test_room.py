@@ -68,7 +68,7 @@ def test_a_scaled_rate_is_the_one_that_was_trained_with(build):
     # Cells of several global batches share a setting, not a rate.
     assert cells.label_of("optimizer.learning_rate") == "base learning rate"
     bases = ["base learning rate 0.001", "base learning rate 0.002"]
-    assert list(setting_names(cells, cells.context_of()).values()) == bases
+    assert list(setting_names(cells, cells.context_of).values()) == bases
     comparison = compare(cells)
     assert comparison["learning_rate"].tolist() == trained
 

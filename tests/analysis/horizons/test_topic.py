@@ -21,6 +21,10 @@ from batchscape.analysis.report.writers import to_markdown
 from batchscape.cli import main
 
 
+def longest(cells):
+    return without_shorter_horizons(cells, runs_by_horizon(cells)[0])
+
+
 def finals(**options):
     return sweep(**options).rename(columns={"cost": "final_eval_loss"}).assign(group=0)
 
@@ -153,11 +157,11 @@ def test_losses_elsewhere_are_those_of_the_longest_horizon():
             for rate in (0.1, 0.2, 0.4)
         ]
     ).drop(columns=["cell", "timing_note"])
-    kept = without_shorter_horizons(find_cells(grid))
+    kept = longest(find_cells(grid))
     assert kept.runs["planned_samples"].tolist() == [640] * 9
     assert kept.contexts == ["optimizer.learning_rate"]
     for other in (grid[grid["learning_rate"] < 0.3], grid.assign(**{"schedule.name": "constant"})):
-        assert len(without_shorter_horizons(find_cells(other)).runs) == len(other)
+        assert len(longest(find_cells(other)).runs) == len(other)
 
 
 def test_one_horizon_needs_no_samples(tmp_path):

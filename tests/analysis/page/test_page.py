@@ -18,7 +18,7 @@ import pytest
 from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.page import page as page_module
-from batchscape.analysis.page.tables import RunIndex
+from batchscape.analysis.page.page import RunIndex
 from batchscape.analysis.report.topics import Material, find_sections
 
 VENDOR = Path(page_module.__file__).parent / "vendor"

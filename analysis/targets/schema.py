@@ -68,7 +68,7 @@ COLUMNS: dict[str, Column | str] = {
     "target_loss": Column("a finite number in every row"),
     **dict.fromkeys(("steps_to_target", "samples_to_target"), _TO_TARGET),
     **dict.fromkeys(("tokens_to_target", "time_to_target_s"), _TO_TARGET),
-    "run": "there in every row",
+    **dict.fromkeys(("run", "run_id", "sweep_dir"), "there in every row"),
     "seed": "there in every row (number the runs of a batch)",
     "outcome": f"one of {', '.join(OUTCOMES)}",
     **dict.fromkeys(("data_parallel_size", "micro_batch_size"), _COUNT),
@@ -77,8 +77,8 @@ COLUMNS: dict[str, Column | str] = {
         rule="a finite number above 0; missing where there is none", low=_ABOVE_0
     ),
 }
-"""The rule of each name, of texts in words alone. Others: what ends in a unit (`_s`, `_gib`) is an
-amount."""
+"""The rule of each name, of texts in words alone. Of others, what ends in `_s` or `_gib` is an amount,
+and the rest are losses."""
 
 
 def check(
@@ -142,7 +142,7 @@ def _checked(column: pd.Series[Any], name: str) -> pd.Series[Any]:
     numbers, is_text = _numbers(column)
     good = numbers.between(rule.low, rule.high)
     if rule.is_whole:
-        good &= numbers.eq(np.floor(numbers))
+        good &= numbers.eq(numbers.round())
     if rule.may_be_missing:
         good |= numbers.isna() & ~is_text
     if rule.may_be_infinite:

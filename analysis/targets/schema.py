@@ -77,8 +77,8 @@ COLUMNS: dict[str, Column | str] = {
         rule="a finite number above 0; missing where there is none", low=_ABOVE_0
     ),
 }
-"""The rule of each name, of texts in words alone. Of others, what ends in `_s` or `_gib` is an amount,
-and the rest are losses."""
+"""The rule of each name, of texts in words alone. Of other names, those that end in `_s` or `_gib`
+are amounts, and the rest losses."""
 
 
 def check(

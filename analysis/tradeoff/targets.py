@@ -19,7 +19,6 @@ def fit_targets(
     reference_batch_size: float | None = None,
 ) -> dict[float, TradeoffFit]:
     """Fit the trade-off at every target of one group, from the highest loss to the lowest."""
-    reaches = check(reaches, "a curve over targets", ("target_loss",))
     targets = sorted(reaches["target_loss"].unique(), reverse=True)
     return {
         float(target): fit_tradeoff(
@@ -60,7 +59,7 @@ def critical_batch_curve(
         together.
     """
     fits = fit_targets(
-        reaches,
+        check(reaches, "a curve over targets", ("target_loss",)),
         form=form,
         overhead=overhead,
         reference_batch_size=reference_batch_size,

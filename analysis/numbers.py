@@ -76,15 +76,7 @@ def with_spread(value: float | None, spread: float | None, digits: int = 4) -> s
     -------
     str
         `MISSING` for a missing value.
-
-    Raises
-    ------
-    ValueError
-        If the spread is negative.
     """
-    if spread is not None and spread < 0:
-        msg = f"a spread must not be negative, got {spread=}"
-        raise ValueError(msg)
     missing = spread is None or math.isnan(spread)
     if value is None or math.isnan(value) or missing or math.isinf(value):
         return significant(value, digits)

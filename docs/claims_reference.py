@@ -38,9 +38,7 @@ rest on one have no verdict.
 From a notebook:
 
 ```python
-from batchscape.analysis import find_cells, load
-from batchscape.analysis.claims.declared import judge_claims
-from batchscape.analysis.claims.evidence import Evidence
+from batchscape.analysis import Evidence, find_cells, judge_claims, load
 
 tables = load("outputs/fixed_global_batch")
 evidence = Evidence(find_cells(tables.runs), tables.steps, tables.evals, tables.ranks)

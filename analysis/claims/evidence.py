@@ -18,7 +18,7 @@ from batchscape.analysis.comparing.pairs import blocks_of, join_texts, labels_of
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, stated_margin
 from batchscape.analysis.hardware import is_timed_alone, was_started
 from batchscape.analysis.joins import rows_of
-from batchscape.analysis.targets.tidy import refuse_missing
+from batchscape.analysis.targets.schema import check
 from batchscape.config import Affects, affects_of
 
 View = Literal["cost", "training", "reaching", "branching"]
@@ -112,7 +112,7 @@ class Evidence:
 
     def __post_init__(self) -> None:
         if self.reaches is not None and not self.reaches.empty:
-            refuse_missing(self.reaches, _REACHES, "a table of steps to target, one row a run,")
+            check(self.reaches, "a table of steps to target", _REACHES)
 
     @cached_property
     def as_if_timed(self) -> Evidence:

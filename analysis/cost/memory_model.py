@@ -117,7 +117,7 @@ def fit_memory(table: pd.DataFrame, *, is_sharded: bool = False) -> MemoryModel:
     Raises
     ------
     AnalysisError
-        If the table lacks a column, holds impossible values, or no row has a figure.
+        As `check` does, or if the table has several groups, or no row a figure.
     """
     rows = one_group(table, list(MEMORY_PHASES))
     devices = replace(MEMORY_TERMS["devices_gib"], may_save=is_sharded)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cost.model import join_ids
-from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
+from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.numbers import TIMES
 
@@ -44,17 +44,11 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
         `low`, `high`, `n` (pairs), `estimate` (the same as an `Estimate`) and `run_ids`. Empty
         where nothing can be compared.
 
-    Raises
-    ------
-    AnalysisError
-        If the table lacks a column or holds impossible values.
-
     Notes
     -----
     Ratios are geometric means over the pairs, with the t-interval of the mean logarithm.
     """
-    rows = one_group(table, ["step_time_s"])
-    rows = rows[rows["step_time_s"] > 0]
+    rows = table[table["step_time_s"] > 0]
     rows = rows.assign(
         **{name: np.nan for name in _PAIRED_BY if name not in rows},
         **{name: rows[name].astype(int) for name in FACTORS},

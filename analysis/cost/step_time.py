@@ -128,7 +128,7 @@ def fit_step_time(table: pd.DataFrame) -> StepTimeModel:
     Raises
     ------
     AnalysisError
-        If the table lacks a column, holds impossible values, or no row has a valid time.
+        As `check` does, or if the table has several groups, or no row a valid time.
 
     Notes
     -----
@@ -138,13 +138,10 @@ def fit_step_time(table: pd.DataFrame) -> StepTimeModel:
     rows = one_group(table, ["step_time_s"])
     if rows.empty:
         msg = (
-            "no run has a valid time: a time counts where the run was completed and had the "
+            "no run has a valid time: step_time_s counts where the run was completed and had the "
             "machine to itself; launch with launcher.concurrent_runs=1, no more ranks than cores, "
             "and a timing_repeat that no run has yet"
         )
-        raise AnalysisError(msg)
-    if (rows["step_time_s"] <= 0).any():
-        msg = "step_time_s must be above zero; leave a cell empty where there is no time"
         raise AnalysisError(msg)
     parts = _fit_parts(rows)
     estimates = {name: estimate for part in parts for name, estimate in part.estimates.items()}

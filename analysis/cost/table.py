@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.labels import group_labels
-from batchscape.analysis.targets.columns import numbers_of
+from batchscape.analysis.targets.schema import check
 from batchscape.config import Affects, affects_of
 from batchscape.errors import AnalysisError
 
@@ -91,30 +90,11 @@ def is_sharded(runs: pd.DataFrame) -> bool:
 
 def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
     """Check a table of one group, and keep the rows that have one of the figures."""
-    present = [name for name in figures if name in table.columns]
-    missing = [name for name in FACTORS if name not in table.columns]
-    if missing or not present:
-        lacks = ", ".join(missing) if missing else f"one of {', '.join(figures)}"
-        msg = f"a cost table needs {', '.join(FACTORS)} and a figure a run; it lacks {lacks}"
-        raise AnalysisError(msg)
+    rows = check(table, "a cost table", FACTORS, figures)
     if "group" in table.columns and table["group"].nunique(dropna=False) > 1:
         msg = (
             "a cost model is of one machine, model and setting, and the table mixes several values "
             "of `group`; fit each alone, as table[table['group'] == 0]"
         )
         raise AnalysisError(msg)
-    numbers = pd.DataFrame(
-        {name: numbers_of(table, name) for name in [*FACTORS, *present]}, index=table.index
-    )
-    factors, values = numbers[list(FACTORS)].to_numpy(), numbers[present].to_numpy()
-    is_whole = np.isfinite(factors) & (factors >= 1) & (factors == np.floor(factors))
-    is_good = is_whole.all(axis=1) & ~(np.isinf(values) | (values < 0)).any(axis=1)
-    if not is_good.all():
-        msg = (
-            f"{', '.join(FACTORS)} must be integers of at least 1, and {', '.join(present)} finite "
-            "and not negative; leave a cell empty for none; given "
-            f"{numbers[~is_good].iloc[0].to_dict()}"
-        )
-        raise AnalysisError(msg)
-    rows = pd.concat([table.drop(columns=list(numbers)), numbers], axis=1)
-    return rows[numbers[present].notna().any(axis=1)]
+    return rows[rows.reindex(columns=figures).notna().any(axis=1)]

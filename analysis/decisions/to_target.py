@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel
-from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
+from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.estimates import FEWEST, t_reach
 from batchscape.text import count_text
 
@@ -103,7 +103,7 @@ def step_times(
         factors a prediction leaves the measured range; else empty). A prediction whose interval has
         ends more than `WIDEST` times apart is none.
     """
-    measured = one_group(table, ["step_time_s"])
+    measured = table.dropna(subset="step_time_s")
     measured_times: dict[Geometry, _Floats] = {}
     for _, group in measured.groupby(list(FACTORS)):
         devices, micro, accumulation = (int(group[name].iloc[0]) for name in FACTORS)

@@ -69,13 +69,13 @@ def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     return spread.assign(samples=groups["samples"].first()).reset_index()
 
 
-def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
+def differences_by_cell(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.DataFrame:
     """Compute how far decompositions of one global batch are from training alike.
 
     Parameters
     ----------
-    cells, steps
-        As for `loss_differences`.
+    pairs, spread : DataFrame
+        As `loss_differences` and `seed_spread` return them.
 
     Returns
     -------
@@ -87,11 +87,6 @@ def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         square over optimizer steps of the spread between seeds of the reference; missing for one
         seed), `n_seeds`, `rms_over_seed_sd`, and `note` (why a difference is to be expected).
     """
-    return differences_by_cell(cells, loss_differences(cells, steps), seed_spread(cells, steps))
-
-
-def differences_by_cell(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.DataFrame:
-    """Do what `compare_decompositions` does, given `loss_differences` and `seed_spread`."""
     pairs = pairs.dropna(subset=["difference"])
     size = pairs["difference"].abs()
     relative = size / pairs["loss_reference"].abs()

@@ -15,7 +15,6 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import members_of
 from batchscape.analysis.equivalence.tost import ALPHA, tost
 from batchscape.analysis.multiplicity import holm
-from batchscape.errors import AnalysisError
 
 MARGIN_SETTINGS = {
     "final_eval_loss": "measure.equivalence_margin",
@@ -55,11 +54,6 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
         `difference` (NaN where neither has a value, or both are infinite), `margin` and
         `margin_reference` (as the runs state them, NaN where they do not), `sweep_dir`, `run_id`,
         and both of the reference (`..._reference`).
-
-    Raises
-    ------
-    AnalysisError
-        If `reaches` lacks a column.
     """
     members = members_of(cells, ("completed", "diverged"))
     runs = cells.runs.loc[members.index]
@@ -86,9 +80,6 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
 def stated_margin(margins: NDArray[np.float64], quantity: str) -> tuple[float, str]:
     """Return the margin that runs state, else the default, and why several leave none."""
     distinct = np.unique(margins[~np.isnan(margins)]).tolist()
-    if not distinct and quantity not in MARGIN_SETTINGS:
-        msg = f"{quantity=} has no margin of its own; give margin=..., fixed beforehand"
-        raise AnalysisError(msg)
     margin_texts = ", ".join(f"{margin:g}" for margin in distinct)
     conflict = f"the runs state several margins ({margin_texts}); one is fixed before the first run"
     margin = distinct[0] if distinct else MARGINS[MARGIN_SETTINGS[quantity]]
@@ -119,16 +110,7 @@ def judge_equivalence(
         every run), `verdict`, `reason`, `p_equivalent`, `p_different`, `smallest_margin`,
         `seed_sd` (between the values of the reference), `n_seeds`, `run_ids`,
         `reference_run_ids` and `sweep_dirs`.
-
-    Raises
-    ------
-    AnalysisError
-        If a column is missing or the margin is not positive.
     """
-    missing = {"cell", "quantity", "difference"} - set(pairs.columns)
-    if missing:
-        msg = f"pairs lack columns: {', '.join(sorted(missing))}"
-        raise AnalysisError(msg)
     names = [*pairs.columns, "reference", "target_loss", *_NUMBERS, *_TEXTS]
     pairs = pairs.reindex(columns=list(dict.fromkeys(names)))
     keys = ["cell", "reference", "quantity", "target_loss"]
@@ -177,11 +159,6 @@ def family_verdicts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _log_steps(cells: Cells, members: pd.DataFrame, reaches: pd.DataFrame) -> pd.DataFrame:
-    needed = {"sweep_dir", "run_id", "target_loss", "outcome", "steps_to_target"}
-    missing = needed - set(reaches.columns)
-    if missing:
-        msg = f"the table of steps to target lacks columns: {', '.join(sorted(missing))}"
-        raise AnalysisError(msg)
     columns = ["sweep_dir", "run_id", "target_loss", "outcome", "steps_to_target"]
     joined = members.reset_index(names="row").merge(reaches[columns], on=["sweep_dir", "run_id"])
     joined = joined.set_index("row")

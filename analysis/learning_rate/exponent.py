@@ -55,7 +55,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.estimates import Estimate, t_reach
-from batchscape.errors import AnalysisError
 from batchscape.text import count_text, list_text
 
 _Array = NDArray[np.float64]
@@ -75,22 +74,9 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
         One row a global batch, of one group and one target, as `best_learning_rates` returns it:
         `global_batch_size` and `learning_rate`; where there are any, `low`, `high`, `grid_factor`
         and `note`. Of too few seeds to have ends all optima inside their grid count.
-
-    Raises
-    ------
-    AnalysisError
-        If a batch stands in two rows, or a batch or a rate is not finite and above 0.
     """
-    if best["global_batch_size"].duplicated().any():
-        msg = "an exponent is of one group and one target, one row a global batch: select them"
-        raise AnalysisError(msg)
     bounded = is_bounded(best)
     optima = best[bounded]
-    for name in ("global_batch_size", "learning_rate"):
-        values = optima[name].to_numpy(dtype=float)
-        if not (np.isfinite(values) & (values > 0)).all():
-            msg = f"{name} must be finite and above 0; given {values.tolist()}"
-            raise AnalysisError(msg)
     batch = np.log(optima["global_batch_size"].to_numpy(dtype=float))
     rate = np.log(optima["learning_rate"].to_numpy(dtype=float))
     ends = optima.reindex(columns=["low", "high"]).to_numpy(dtype=float)

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cells import SEEDS
-from batchscape.analysis.targets.columns import numbers_of
+from batchscape.analysis.targets.schema import check
 from batchscape.errors import AnalysisError
 
 SERIES = ("group", "target_loss")
@@ -43,27 +43,20 @@ def costs_by_rate(table: pd.DataFrame, value: str) -> pd.DataFrame:
     Raises
     ------
     AnalysisError
-        If a column is missing, a value is not a number or out of its range, the table is empty,
-        or one seed has two results at the same batch and learning rate.
+        As `check` does, or if no run has a result, or one seed has two at the same batch and
+        learning rate.
     """
     needed = ("global_batch_size", "learning_rate", "seed", value)
-    missing = [name for name in needed if name not in table]
-    if missing:
-        msg = (
-            f"best learning rates need the columns {', '.join(needed)}; missing: "
-            f"{', '.join(missing)}. The table has {', '.join(map(str, table.columns)) or 'none'}"
-        )
-        raise AnalysisError(msg)
-    if table.empty:
-        msg = "best learning rates need at least one run; the table has no rows"
-        raise AnalysisError(msg)
+    table = check(table, "a table of runs", needed)
     seeds = [name for name in SEEDS if name in table]
     costs = pd.DataFrame(
         {
             "group": table["group"].to_numpy() if "group" in table else 0,
-            "target_loss": numbers_of(table, "target_loss") if "target_loss" in table else np.nan,
-            "global_batch_size": _positive(table, "global_batch_size"),
-            "learning_rate": _positive(table, "learning_rate"),
+            "target_loss": table["target_loss"].to_numpy(float)
+            if "target_loss" in table
+            else np.nan,
+            "global_batch_size": table["global_batch_size"].to_numpy(dtype=float),
+            "learning_rate": table["learning_rate"].to_numpy(),
             "seed": _joined(table[seeds]),
             "row": np.arange(len(table)),
             "cost": _costs(table, value),
@@ -130,29 +123,10 @@ def has_result(table: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def _costs(table: pd.DataFrame, value: str) -> NDArray[np.float64]:
-    values = numbers_of(table, value)
-    lost = np.isnan(values) | np.isposinf(values)
+    values = table[value].to_numpy()
+    lost = ~np.isfinite(values)
     for name in ("status", "outcome"):
         if name in table:
             lost |= table[name].isin(_LOSSES).to_numpy()
-    if value == "steps_to_target":
-        if (values[~lost] <= 0).any():
-            msg = (
-                "steps_to_target must be above 0, or missing where the target was not reached; got "
-                f"{np.nanmin(values):g}"
-            )
-            raise AnalysisError(msg)
-        values = np.log(np.where(lost, 1.0, values))
-    elif np.isneginf(values).any():
-        msg = f"{value} must not be -inf"
-        raise AnalysisError(msg)
-    return np.where(lost, np.inf, values)
-
-
-def _positive(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    numbers = numbers_of(table, name)
-    wrong = ~(np.isfinite(numbers) & (numbers > 0))
-    if wrong.any():
-        msg = f"{name} must be finite and above 0; got {numbers[wrong][0]} in {wrong.sum()} rows"
-        raise AnalysisError(msg)
-    return numbers
+    costs = np.log(np.where(lost, 1.0, values)) if value == "steps_to_target" else values
+    return np.where(lost, np.inf, costs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,9 +34,9 @@ from batchscape.analysis.report.writers import escape_markdown, write_csv
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.crossings import Crossing, steps_to_target
 from batchscape.analysis.targets.foreign import (
+    AS_IT_SAYS,
     ForeignTable,
-    Minimised,
-    NotANumber,
+    HowToRead,
     as_table,
     read_file,
 )
@@ -106,30 +106,24 @@ class Analysis:
 
 def analyze(
     path: Path,
+    how: HowToRead = AS_IT_SAYS,
     *,
     targets: Sequence[float] | None = None,
     form: Form | None = None,
     overhead: float = 0.2,
     reference_batch_size: float | None = None,
-    group: Sequence[str] = (),
-    columns: Mapping[str, str] | None = None,
-    minimise: Minimised | None = None,
-    nan: NotANumber | None = None,
-    first_step: int | None = None,
     crossing: Crossing = "sustained",
 ) -> Analysis:
     """Analyse a table of curves, of steps to target or of final losses, whoever made it.
 
     Parameters
     ----------
-    path : Path
+    path, how
         As for `read_table`.
     targets : sequence of float, optional
         Losses to reach; by default chosen from curves, or all of a table of steps to target.
     form, overhead, reference_batch_size
         As for `fit_tradeoff`.
-    group, columns, minimise, nan, first_step
-        As for `read_table`.
     crossing : str
         As for `steps_to_target`; of curves.
 
@@ -139,28 +133,23 @@ def analyze(
         If the table is refused, a target is not in it, or an option needs another kind of table.
     """
     table = read_file(path)
-
-    def read_by(group: Sequence[str]) -> ForeignTable:
-        return as_table(
-            table, group=group, columns=columns, minimise=minimise, nan=nan, first_step=first_step
-        )
-
-    read = read_by(group)
+    read = as_table(table, how)
     _refuse_unfit(read, targets, crossing)
     sections: Sequence[Section | None]
     if read.kind == "final losses":
         runs = read.table
         warnings = [_unequal_lengths(runs), tied_warning(runs, "final_eval_loss")]
-        pooled = read_by([name for name in group if name != _HORIZON])
-        horizons = pooled.table[_HORIZON] if _HORIZON in group else math.inf
+        others = [name for name in how.group if name != _HORIZON]
+        pooled = as_table(table, replace(how, group=others))
+        horizons = pooled.table[_HORIZON] if _HORIZON in how.group else math.inf
         sections = [
             learning_rate_section(pd.DataFrame(), runs, groups=read.groups),
             horizons_section(pooled.table.assign(horizon=horizons), pooled.groups),
             _final_losses(runs, read.groups),
         ]
-        first, *others = filter(None, sections)
+        first, *rest = filter(None, sections)
         all_warnings = [*filter(None, warnings), *first.warnings]
-        sections = [replace(first, warnings=all_warnings), *others]
+        sections = [replace(first, warnings=all_warnings), *rest]
     else:
         runs, notes = _reaches(read, targets, crossing)
         best = at_best_learning_rate(runs)

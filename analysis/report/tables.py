@@ -207,7 +207,7 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
 
 
 def decomposition_table(table: pd.DataFrame, cells: Cells) -> Table:
-    """Show `compare_decompositions(cells)`."""
+    """Show `differences_by_cell`."""
     settings = [name for name in cells.contexts if name != "precision"]
     precisions = table["precision"].fillna("unknown").unique()
     if len(precisions) > 1:

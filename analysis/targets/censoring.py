@@ -17,7 +17,6 @@ from scipy.special import bdtr
 
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, TWO_SIDED, Estimate
 from batchscape.analysis.joins import column_of
-from batchscape.errors import AnalysisError
 
 
 def median_with_infinity(low: ArrayLike, high: ArrayLike | None = None) -> Estimate:
@@ -29,7 +28,7 @@ def median_with_infinity(low: ArrayLike, high: ArrayLike | None = None) -> Estim
     Parameters
     ----------
     low : array-like of float, shape (n,)
-        Values, or lower bounds of those that are not known.
+        Values, one at least, or lower bounds of those that are not known; none is NaN or negative.
     high : array-like of float, shape (n,), optional
         The same values, or their upper bounds, inf where there is none; by default `low`.
 
@@ -38,20 +37,9 @@ def median_with_infinity(low: ArrayLike, high: ArrayLike | None = None) -> Estim
     Estimate
         With value inf where half of the runs or more never reach; its interval has infinite or
         zero ends where n is too small.
-
-    Raises
-    ------
-    AnalysisError
-        If there are no values, some are NaN or negative, or bounds are the wrong way round.
     """
     lower = np.sort(np.asarray(low, dtype=float))
     upper = lower if high is None else np.sort(np.asarray(high, dtype=float))
-    if not len(lower) or len(lower) != len(upper) or not (lower <= upper).all() or lower[0] < 0:
-        msg = (
-            "a median needs at least one value, none of them NaN or negative, and as many upper "
-            f"bounds not below them; got {low!r} and {high!r}"
-        )
-        raise AnalysisError(msg)
     n = len(lower)
     # The largest k with P(fewer than k of n lie below the median) <= (1 - LEVEL) / 2.
     k = int((bdtr(np.arange(n // 2), n, 0.5) <= 1 - TWO_SIDED).sum())

@@ -82,11 +82,8 @@ def choose_targets(
     Raises
     ------
     AnalysisError
-        If no group has a target, or `n` is below 1.
+        If no group has a target.
     """
-    if n < 1:
-        msg = f"at least one target must be chosen, got n={n}"
-        raise AnalysisError(msg)
     curves = tidy_curves(curves)
     finals = last_losses(curves)
     ranges: dict[int, _LossRange] = {}

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
 
 from batchscape.errors import AnalysisError
 
@@ -96,28 +93,6 @@ def recognise(
     shadowed = {name: f"{name} (not used)" for name in column_of if name in table}
     renamed = table.rename(columns={**shadowed, **{old: new for new, old in column_of.items()}})
     return renamed, notes
-
-
-def numbers_of(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    """Return a column as numbers, NaN where a value is missing; refuse text."""
-    try:
-        column = pd.to_numeric(table[name])
-    except (TypeError, ValueError) as error:
-        msg = f"{name} must hold numbers without units: {error}"
-        raise AnalysisError(msg) from error
-    return np.asarray(column.to_numpy(dtype=float, na_value=np.nan), dtype=np.float64)
-
-
-def refuse_rows(wrong: ArrayLike, name: str, column: pd.Series[Any], rule: str) -> None:
-    """Refuse a column of which some rows break a rule, and show the first of them."""
-    bad = np.asarray(wrong, dtype=bool)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        msg = (
-            f"{name} {rule}; {bad.sum()} of {len(bad)} rows have another value, such as "
-            f"{str(column.iloc[row])!r} in row {row + 1}"
-        )
-        raise AnalysisError(msg)
 
 
 def plain(name: str) -> str:

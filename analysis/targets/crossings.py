@@ -43,9 +43,6 @@ from batchscape.errors import AnalysisError
 
 Crossing = Literal["sustained", "first", "first_evaluation"]
 
-OUTCOMES = ("reached", "censored", "pruned", "diverged")
-"""How a run stands to a target."""
-
 _SEEN_AT_END = {"tokens_low": "tokens", "time_low_s": "train_time_s"}
 """Columns of what a run without the target had seen in the end, and of its progress."""
 

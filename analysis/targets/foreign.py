@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,21 +26,15 @@ import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from batchscape.analysis.targets.columns import plain, recognise, refuse_rows
-from batchscape.analysis.targets.crossings import OUTCOMES
+from batchscape.analysis.targets.columns import plain, recognise
 from batchscape.analysis.targets.curves import PROGRESS
 from batchscape.analysis.targets.ends import TO_TARGET, cut, last_losses
+from batchscape.analysis.targets.schema import MISSING, NAN, check, refuse_rows
 from batchscape.analysis.targets.summary import tidy_reaches
-from batchscape.analysis.targets.tidy import refuse_missing, tidy_curves
+from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
 from batchscape.record.status import Status
 from batchscape.text import list_text
-
-Minimised = Literal["loss", "steps"]
-"""What a learning rate is chosen by: the final loss of a run, or its steps to a target loss."""
-
-NotANumber = Literal["missing", "diverged"]
-"""What a NaN stands for: no measurement, or a loss that training logged as NaN."""
 
 _ENDINGS = {
     ".csv": "csv",
@@ -52,14 +46,13 @@ _ENDINGS = {
 _SEPARATORS = (";", "\t", ",", "|")
 _SHOWN = 60
 """Characters of a line that a message quotes at most."""
-_CURVE_NUMBERS = (*PROGRESS, "loss")
-_REACH_NUMBERS = (*TO_TARGET, "target_loss")
-_MAY_BE_MISSING = {*TO_TARGET, "loss", "tokens", "train_time_s"}
-_MAY_BE_INFINITE = {*TO_TARGET, "loss"}
-_MISSING = {"", "na", "n/a", "#n/a", "#n/a n/a", "#na", "<na>", "null", "none"}
-"""Texts that stand for no value, in small letters."""
-_NAN = {sign + text for text in ("nan", "1.#ind", "1.#qnan") for sign in ("", "-", "+")}
-"""Texts that programs write for a number that is none."""
+_CURVES = ("a table of losses", ("global_batch_size", "loss"), (*PROGRESS, "loss"))
+_REACHES = (
+    "a table without a loss (--column loss=COLUMN names it) is one of steps to target and",
+    ("global_batch_size", "steps_to_target"),
+    (*TO_TARGET, "target_loss"),
+)
+"""What a table should be, the columns that it needs, and the numbers that are read."""
 STATUS_WORDS: dict[Status, tuple[str, ...]] = {
     Status.COMPLETED: (
         *("complete", "finished", "finish", "done", "success", "succeeded", "successful"),
@@ -85,9 +78,31 @@ of them. What is `TERMINATED` to Ray, `stopped` to ClearML or
 _STATUS_OF = {
     word: status for status, words in STATUS_WORDS.items() for word in (status.value, *words)
 }
-_LARGEST_BATCH = 2**53
 _SAME_UNIT = 0.01
 _NAMED = 6
+
+
+@dataclass(frozen=True)
+class HowToRead:
+    """What a foreign table does not say of itself."""
+
+    group: Sequence[str] = ()
+    """Columns whose values must not be pooled, such as the model; a column `group` is always
+    one."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Our name of a column to the table's, where it cannot be told."""
+    minimise: Literal["loss", "steps"] | None = None
+    """What a learning rate is chosen by: `loss`, the final one of a run, or `steps` to a target
+    loss; by default `loss` where every run has one."""
+    nan: Literal["missing", "diverged"] | None = None
+    """What a loss of NaN stands for: no measurement, or one that training logged as NaN; needed
+    where the table cannot tell (see above), and decides where it can."""
+    first_step: int | None = None
+    """Number that the table gives to the first optimizer step; by default 1, where no run shows
+    another."""
+
+
+AS_IT_SAYS = HowToRead()
 
 
 @dataclass(frozen=True)
@@ -103,59 +118,25 @@ class ForeignTable:
     """Columns that were renamed, values that were translated, and columns that were not used."""
 
 
-def read_table(
-    path: Path,
-    *,
-    group: Sequence[str] = (),
-    columns: Mapping[str, str] | None = None,
-    minimise: Minimised | None = None,
-    nan: NotANumber | None = None,
-    first_step: int | None = None,
-) -> ForeignTable:
+def read_table(path: Path, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
     """Read a file of curves, of steps to target, or of final losses.
 
     Parameters
     ----------
     path : Path
         `.csv`, `.tsv`, `.parquet`, or JSON lines (`.jsonl`, `.ndjson`).
-    group : sequence of str
-        Columns whose values must not be pooled, such as the model; a column `group` is always one.
-    columns : mapping of str to str, optional
-        Our name of a column to the table's, where it cannot be told.
-    minimise : {"loss", "steps"}, optional
-        Whether losses are the final ones of their runs, or those of curves; by default final where
-        every run has one.
-    nan : {"missing", "diverged"}, optional
-        What a loss of NaN stands for; needed where the table cannot tell (see above), and decides
-        where it can.
-    first_step : int, optional
-        Number that the table gives to the first optimizer step; by default 1, where no run shows
-        another.
+    how : HowToRead, optional
+        What the table does not say of itself.
 
     Raises
     ------
     AnalysisError
         If the file cannot be read as its ending says, or the table is refused by `as_table`.
     """
-    return as_table(
-        read_file(path),
-        group=group,
-        columns=columns,
-        minimise=minimise,
-        nan=nan,
-        first_step=first_step,
-    )
+    return as_table(read_file(path), how)
 
 
-def as_table(
-    table: pd.DataFrame,
-    *,
-    group: Sequence[str] = (),
-    columns: Mapping[str, str] | None = None,
-    minimise: Minimised | None = None,
-    nan: NotANumber | None = None,
-    first_step: int | None = None,
-) -> ForeignTable:
+def as_table(table: pd.DataFrame, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
     """Understand a DataFrame as curves, as steps to target, or as final losses.
 
     Parameters
@@ -163,8 +144,8 @@ def as_table(
     table : DataFrame
         With a column of losses: curves, or final losses where every run has one; with one of
         steps to target: reaches.
-    group, columns, minimise, nan, first_step
-        As for `read_table`.
+    how : HowToRead, optional
+        What the table does not say of itself.
 
     Raises
     ------
@@ -173,27 +154,27 @@ def as_table(
         run is there twice, a NaN, a status or the number of a step may stand for two things, or of
         final losses none is left.
     """
-    for name in group:
+    for name in how.group:
         if name not in table:
             have = ", ".join(map(str, table.columns))
             msg = f"--group {name}: the table has no such column; it has: {have}"
             raise AnalysisError(msg)
-    foreign, (table, notes) = table, recognise(table, columns)
-    group, labels, numbers = _groups(foreign, table, group)
-    has_loss = _has_loss(table, minimise)
-    numeric_columns = _CURVE_NUMBERS if has_loss else _REACH_NUMBERS
-    rows = _numbers(table, ("global_batch_size", "learning_rate", *numeric_columns)).assign(
-        group=numbers
-    )
+    foreign, (table, notes) = table, recognise(table, how.columns)
+    group, labels, numbers = _groups(foreign, table, how.group)
+    has_loss = _has_loss(table, how.minimise)
+    what, needed, others = _CURVES if has_loss else _REACHES
+    losses, columns = table.get("loss"), ("global_batch_size", "learning_rate", *others)
+    texts = ("seed", "run") if has_loss else ("seed", "run", "outcome")
+    table = check(table, what, needed, (*columns, *texts)).reset_index(drop=True)
+    rows = table[[name for name in columns if name in table]].assign(group=numbers)
     names = ("status", "outcome", "trajectory_id")
     rows = rows.assign(**{n: table[n].to_numpy(dtype=object) for n in names if n in table})
-    rows = _steps_done(_statuses(rows, notes), first_step)
-    rows["global_batch_size"] = rows["global_batch_size"].astype("int64")
+    rows = _steps_done(_statuses(rows, notes), how.first_step)
     rows["seed"] = _seeds(table, notes)
     if has_loss:
         rows = _runs(table, rows, notes)
     elif "run" in table:
-        rows["run_id"] = table["run"].reset_index(drop=True).astype(str)
+        rows["run_id"] = table["run"].astype(str)
     _refuse_mixed_units(rows)
     if len(labels) > 1:
         group_names = list_text(labels.values(), "and", _NAMED)
@@ -201,10 +182,11 @@ def as_table(
     notes += _unused(table, rows, group)
     if not has_loss:
         return ForeignTable("reaches", _reaches(rows), labels, tuple(notes))
+    minimise = how.minimise
     has_progress = bool({"optimizer_step", "samples"} & set(rows))
     # Where nothing says how far a run was, its only loss is its last.
     rows = rows if has_progress else rows.assign(optimizer_step=1.0)
-    rows = _measured(rows, table["loss"], nan, notes)
+    rows = _measured(rows, losses, how.nan, notes)
     is_run_unique = rows["run"].is_unique
     if not has_progress and (minimise == "steps" or not is_run_unique):
         msg = (
@@ -213,7 +195,7 @@ def as_table(
             "or `run` tells runs apart"
         ) + (_LOG_CALLS if {"_step", "Step"} & set(table) else "")
         raise AnalysisError(msg)
-    _refuse_steps_from_0(rows, first_step)
+    _refuse_steps_from_0(rows, how.first_step)
     curves = tidy_curves(rows)
     if minimise == "steps" or (minimise is None and not is_run_unique):
         return ForeignTable("curves", curves, labels, tuple(notes))
@@ -233,19 +215,15 @@ _LOG_CALLS = (
 )
 
 
-def _has_loss(table: pd.DataFrame, minimise: Minimised | None) -> bool:
+def _has_loss(table: pd.DataFrame, minimise: str | None) -> bool:
     """Tell whether to read the losses of the table (else its steps to target)."""
-    if minimise == "loss":
-        refuse_missing(table, ["loss"], "a table of final losses")
-    has_loss = "loss" in table
-    if has_loss and "steps_to_target" in table:
-        if minimise is None:
-            msg = (
-                "the table has both a loss and steps to a target; say which the analysis is of, "
-                "with --minimise loss or --minimise steps"
-            )
-            raise AnalysisError(msg)
-        has_loss = minimise == "loss"
+    has_both = {"loss", "steps_to_target"} <= set(table)
+    if has_both and minimise is None:
+        msg = (
+            "the table has both a loss and steps to a target; say which the analysis is of, with "
+            "--minimise loss or --minimise steps"
+        )
+        raise AnalysisError(msg)
     charts = [str(name) for name in table if _OF_CHART.search(str(name))]
     if "global_batch_size" not in table and charts:
         msg = (
@@ -255,15 +233,7 @@ def _has_loss(table: pd.DataFrame, minimise: Minimised | None) -> bool:
             "batch from its config (wandb.Api().runs(...), run.history())"
         )
         raise AnalysisError(msg)
-    if has_loss:
-        refuse_missing(table, ["global_batch_size"], "a table of losses")
-    else:
-        needed = ["global_batch_size", "steps_to_target"]
-        what = (
-            "a table without a loss (--column loss=COLUMN names it) is one of steps to target and"
-        )
-        refuse_missing(table, needed, what)
-    return has_loss
+    return minimise == "loss" or ("loss" in table and not has_both)
 
 
 _OF_CHART = re.compile(r" - .*(?<!__MIN)(?<!__MAX)$")
@@ -360,34 +330,6 @@ def _groups(
     return names, labels, codes.astype(np.int64)
 
 
-def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Convert columns to numbers; refuse text and values out of range."""
-    columns = {}
-    for name in (name for name in names if name in table):
-        column = table[name]
-        # As objects, for Arrow's NaN is no missing value.
-        objects = column.astype(object)
-        numbers = pd.to_numeric(objects, errors="coerce").astype("float64")
-        is_no_number = objects.isna() | objects.astype(str).str.strip().str.lower().isin(
-            _MISSING | _NAN
-        )
-        refuse_rows(numbers.isna() & ~is_no_number, name, column, "is a number in every row")
-        if name not in _MAY_BE_MISSING:
-            refuse_rows(numbers.isna(), name, column, "is there in every row")
-        if name not in _MAY_BE_INFINITE:
-            refuse_rows(numbers.abs() == np.inf, name, column, "is finite")
-        if name not in {"loss", "target_loss"}:
-            refuse_rows(numbers < 0, name, column, "is not negative")
-        if name in {*TO_TARGET, "learning_rate"}:
-            refuse_rows(numbers == 0, name, column, "is above 0")
-        if name == "global_batch_size":
-            wrong = (numbers < 1) | (numbers != np.floor(numbers)) | (numbers > _LARGEST_BATCH)
-            rule = "is a positive whole number of samples (for tokens, divide by those of a sample)"
-            refuse_rows(wrong, name, numbers.astype(str), rule)
-        columns[name] = numbers.reset_index(drop=True)
-    return pd.DataFrame(columns)
-
-
 def _statuses(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
     """Translate statuses to our words; refuse words that are not known to have one meaning."""
     if "status" not in rows:
@@ -468,12 +410,12 @@ _LEAST_ROWS = 3
 
 
 def _measured(
-    rows: pd.DataFrame, losses: pd.Series[Any], nan: NotANumber | None, notes: list[str]
+    rows: pd.DataFrame, losses: pd.Series[Any], nan: str | None, notes: list[str]
 ) -> pd.DataFrame:
     """Drop the rows whose loss was not measured; a run without any loss keeps one row."""
     words = _words(losses)
-    has_no_number, missing = rows["loss"].isna(), words.isin(_MISSING)
-    unclear = has_no_number & ~missing & ~words.isin(_NAN)
+    has_no_number, missing = rows["loss"].isna(), words.isin(MISSING)
+    unclear = has_no_number & ~missing & ~words.isin(NAN)
     if unclear.any() and nan is None:
         row = int(np.flatnonzero(unclear)[0]) + 1
         msg = (
@@ -526,8 +468,7 @@ def _seeds(table: pd.DataFrame, notes: list[str]) -> pd.Series[float]:
     if "seed" not in table:
         notes.append("no column of seeds: all rows are of one")
         return pd.Series(0.0, index=range(len(table)))
-    column = table["seed"].reset_index(drop=True)
-    refuse_rows(column.isna(), "seed", column.astype(str), "is there in every row")
+    column = table["seed"]
     numbers = pd.to_numeric(column.astype(object), errors="coerce").astype("float64")
     if np.isfinite(numbers).all():
         return numbers
@@ -538,9 +479,8 @@ def _seeds(table: pd.DataFrame, notes: list[str]) -> pd.Series[float]:
 
 def _runs(table: pd.DataFrame, rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
     if "run" in table:
-        run = table["run"].reset_index(drop=True)
-        refuse_rows(run.isna(), "run", run.astype(str), "is there in every row")
-        return rows.assign(run=pd.factorize(run.astype(str))[0], run_id=run.astype(str))
+        run = table["run"].astype(str)
+        return rows.assign(run=pd.factorize(run)[0], run_id=run)
     names = [n for n in ("group", "learning_rate", "global_batch_size", "seed") if n in rows]
     notes.append(f"no column of runs: rows of one {', '.join(names)} are a run")
     return rows.assign(run=rows.groupby(names, sort=False).ngroup())
@@ -591,23 +531,19 @@ def _reaches(rows: pd.DataFrame) -> pd.DataFrame:
         )
         raise AnalysisError(msg)
     if "outcome" in rows:
-        wrong = ~rows["outcome"].isin(OUTCOMES)
-        refuse_rows(
-            wrong, "outcome", rows["outcome"].astype(str), f"is one of {', '.join(OUTCOMES)}"
-        )
         reached = rows["outcome"].eq("reached")
         contradicts = reached != np.isfinite(rows["steps_to_target"])
         refuse_rows(
             contradicts,
             "outcome",
             rows["outcome"],
-            "is 'reached' where steps are finite, only there",
+            "'reached' where steps are finite, only there",
         )
     elif "status" in rows:
         lost = rows["status"].eq("diverged")
         contradicts = lost & np.isfinite(rows["steps_to_target"])
         status = rows["status"].astype(str)
-        refuse_rows(contradicts, "status", status, "is not 'diverged' where a target was reached")
+        refuse_rows(contradicts, "status", status, "not 'diverged' where a target was reached")
         rows["steps_to_target"] = rows["steps_to_target"].mask(lost, np.inf)
     return tidy_reaches(rows.assign(run=np.arange(len(rows)), crossing="as given"))
 
@@ -636,7 +572,7 @@ def _refuse_mixed_units(rows: pd.DataFrame) -> None:
 def _unused(table: pd.DataFrame, rows: pd.DataFrame, group: Sequence[str]) -> list[str]:
     """Name columns that vary between runs of one batch and learning rate, as a setting would."""
     understood = {"global_batch_size", "learning_rate", "seed", "status", "outcome", "run", "group"}
-    understood |= {"trajectory_id", *_CURVE_NUMBERS, *_REACH_NUMBERS, *group}
+    understood |= {"trajectory_id", *_CURVES[2], *_REACHES[2], *group}
     unknown_columns = [n for n in table if n not in understood]
     texts = table[unknown_columns].astype(str).reset_index(drop=True)
     if "run" in rows:

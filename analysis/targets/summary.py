@@ -9,9 +9,9 @@ import pandas as pd
 
 from batchscape.analysis.estimates import Estimate, half_widths
 from batchscape.analysis.targets.censoring import median_with_infinity
-from batchscape.analysis.targets.crossings import OUTCOMES
 from batchscape.analysis.targets.ends import TO_TARGET
-from batchscape.analysis.targets.tidy import distinct_trajectories, refuse_missing
+from batchscape.analysis.targets.schema import OUTCOMES, check
+from batchscape.analysis.targets.tidy import distinct_trajectories
 
 MEAN = "geometric mean"
 """Statistic of a cell whose runs all reached."""
@@ -28,12 +28,12 @@ _KEYS = ("group", "global_batch_size", "program_cut", "learning_rate", "target_l
 
 def tidy_reaches(reaches: pd.DataFrame) -> pd.DataFrame:
     """Add the columns of `steps_to_target` that a foreign table of reaches lacks."""
-    refuse_missing(reaches, ["global_batch_size", "steps_to_target"], "a table of reaches")
-    reaches = reaches.reset_index(drop=True)
+    needed = ("global_batch_size", "steps_to_target")
+    reaches = check(reaches, "a table of steps to target", needed).reset_index(drop=True)
     for name, value in {"group": 0, "seed": np.nan, "target_loss": np.nan}.items():
         if name not in reaches:
             reaches[name] = value
-    steps = reaches["steps_to_target"].astype(float)
+    steps = reaches["steps_to_target"]
     if "outcome" not in reaches:
         missing = np.where(steps.isna(), "censored", "diverged")
         reaches["outcome"] = np.where(np.isfinite(steps), "reached", missing)

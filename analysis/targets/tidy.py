@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from batchscape.analysis.targets.schema import check
 from batchscape.errors import AnalysisError
 from batchscape.text import list_text
 
 _NEEDED = ("run", "global_batch_size", "loss")
+_PROGRESS = ("optimizer_step", "samples")
 _DEFAULTS: dict[str, Any] = {
     "group": 0,
     "seed": np.nan,
@@ -41,18 +43,17 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
     Raises
     ------
     AnalysisError
-        If columns are missing, the table is empty, progress is negative or goes back, a
-        measurement is there twice, or a batch is not a positive whole number.
+        As `check` does, or if progress is not known, a setting of a run changes, or a measurement
+        is there twice.
     """
-    refuse_missing(curves, _NEEDED, "a table of curves")
-    if not {"optimizer_step", "samples"} & set(curves):
+    curves = check(curves, "a table of curves", _NEEDED, _PROGRESS).reset_index(drop=True)
+    if not {*_PROGRESS} & set(curves):
         names = list_text(map(str, curves.columns), "and")
         msg = (
             "a table of curves needs optimizer_step or samples: how far a run was at each loss; "
             f"it has {names}"
         )
         raise AnalysisError(msg)
-    curves = curves.reset_index(drop=True)
     batch = curves["global_batch_size"]
     if "optimizer_step" not in curves:
         curves["optimizer_step"] = curves["samples"] / batch
@@ -60,8 +61,7 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
         curves["samples"] = curves["optimizer_step"] * batch
     unknown = {name: value for name, value in _DEFAULTS.items() if name not in curves}
     curves = curves.assign(**unknown)
-    _refuse_bad_identity(curves)
-    _refuse_bad_progress(curves)
+    _refuse_several_settings(curves)
     step = curves["optimizer_step"].to_numpy(dtype=float)
     is_same_run = _same_run(curves)
     if (
@@ -116,30 +116,8 @@ def at_common_target(
     return merged[at_lowest].drop(columns="place").reset_index(drop=True)
 
 
-def refuse_missing(table: pd.DataFrame, needed: Sequence[str], what: str) -> None:
-    """Refuse a table (`what` it should be) that is empty or lacks columns."""
-    missing = [name for name in needed if name not in table]
-    if missing:
-        have = ", ".join(map(str, table.columns)) or "none"
-        msg = f"{what} needs the columns {', '.join(missing)}; it has: {have}"
-        raise AnalysisError(msg)
-    if table.empty:
-        msg = f"{what} needs rows; it is empty"
-        raise AnalysisError(msg)
-
-
-def _refuse_bad_identity(curves: pd.DataFrame) -> None:
-    batch = curves["global_batch_size"].to_numpy(dtype=float, na_value=np.nan)
-    wrong = ~((batch > 0) & (batch < np.inf) & (batch == np.floor(batch)))
-    if wrong.any():
-        msg = (
-            "a global batch is a positive whole number of samples, got "
-            f"{batch[wrong][0]:g} ({wrong.sum()} rows)"
-        )
-        raise AnalysisError(msg)
-    if curves["run"].isna().any():
-        msg = f"every row names its run; {curves['run'].isna().sum()} rows do not"
-        raise AnalysisError(msg)
+def _refuse_several_settings(curves: pd.DataFrame) -> None:
+    """Refuse a run whose settings change on the way."""
     names = [name for name in _IDENTIFYING if name in curves]
     # Only rows that differ from the one before can bring something new, and those are few.
     is_repeated = _same_run(curves)
@@ -160,15 +138,3 @@ def _same_run(curves: pd.DataFrame) -> NDArray[np.bool_]:
     """Tell which rows are of the run of the row before."""
     is_same_run: NDArray[np.bool_] = curves["run"].eq(curves["run"].shift()).to_numpy(dtype=bool)
     return is_same_run
-
-
-def _refuse_bad_progress(curves: pd.DataFrame) -> None:
-    for name in ("optimizer_step", "samples"):
-        values = curves[name].to_numpy(dtype=float, na_value=np.nan)
-        wrong = ~((values >= 0) & (values < np.inf))
-        if wrong.any():
-            msg = (
-                f"{name} counts progress from 0; {wrong.sum()} rows have another value, such as "
-                f"{values[wrong][0]:g}"
-            )
-            raise AnalysisError(msg)

@@ -14,7 +14,7 @@ from batchscape.analysis.labels import group_name
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
-from batchscape.analysis.targets.crossings import OUTCOMES
+from batchscape.analysis.targets.schema import OUTCOMES
 from batchscape.analysis.targets.summary import reaches_table, tidy_reaches
 from batchscape.analysis.targets.tidy import distinct_trajectories
 from batchscape.text import list_text

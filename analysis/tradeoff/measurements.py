@@ -11,13 +11,11 @@ from scipy.special import stdtr
 
 from batchscape.analysis.estimates import Estimate, half_width
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.targets.columns import numbers_of
+from batchscape.analysis.targets.schema import check
 from batchscape.analysis.targets.tidy import distinct_trajectories
 from batchscape.errors import AnalysisError
 
 _NEEDED = ("global_batch_size", "seed", "steps_to_target")
-_MOST_COUNTED = 2.0**53
-"""From there on floating-point numbers skip whole ones."""
 _PENALTY_LEVEL = 0.01
 _LEAST_PENALTY = 0.05
 
@@ -65,20 +63,10 @@ def measure(reaches: pd.DataFrame) -> Measurements:
     Raises
     ------
     AnalysisError
-        If columns are missing, values are impossible, runs are repeated, or several groups,
-        targets or learning rates are mixed.
+        As `check` does, or if runs are repeated, or several groups, targets or learning rates are
+        mixed.
     """
-    missing = [name for name in _NEEDED if name not in reaches.columns]
-    if missing:
-        msg = (
-            f"a trade-off needs the columns {', '.join(_NEEDED)}; missing: {', '.join(missing)}; "
-            f"the table has {', '.join(map(str, reaches.columns)) or 'none'}"
-        )
-        raise AnalysisError(msg)
-    if reaches.columns.has_duplicates:
-        twice = ", ".join(map(str, reaches.columns[reaches.columns.duplicated()]))
-        msg = f"every column needs a name of its own; more than one is called {twice}"
-        raise AnalysisError(msg)
+    reaches = check(reaches, "a trade-off", _NEEDED)
     # Cuts and timing repeats of one trajectory draw no new noise, nor do cuts of a program.
     rows = _checked(distinct_trajectories(reaches.drop(columns="program_cut", errors="ignore")))
     left_out = []
@@ -182,11 +170,7 @@ def ends_of_range(
 
 
 def _checked(rows: pd.DataFrame) -> pd.DataFrame:
-    """Refuse what cannot be steps to one target, and say who reached it."""
-    if rows.empty:
-        msg = "a trade-off needs runs, and the table has none"
-        raise AnalysisError(msg)
-    rows = rows.assign(**{name: numbers_of(rows, name) for name in _NEEDED if name != "seed"})
+    """Refuse what is not of one target, and say who reached it."""
     for name, what in (("group", "group of settings"), ("target_loss", "target")):
         if name in rows.columns and rows[name].nunique(dropna=False) > 1:
             values = ", ".join(str(value) for value in rows[name].unique()[:5])
@@ -195,25 +179,6 @@ def _checked(rows: pd.DataFrame) -> pd.DataFrame:
                 "or use critical_batch_curve"
             )
             raise AnalysisError(msg)
-    sizes = rows["global_batch_size"]
-    if not (np.isfinite(sizes) & (sizes > 0)).all():
-        bad = sizes[~(np.isfinite(sizes) & (sizes > 0))].iloc[0]
-        msg = f"global_batch_size counts samples and must be above zero and finite, got {bad}"
-        raise AnalysisError(msg)
-    _refuse_uncountable(rows, "global_batch_size", "samples")
-    if rows["seed"].isna().any():
-        msg = "every run needs a seed; some rows have none: number the runs of a batch size"
-        raise AnalysisError(msg)
-    steps = rows["steps_to_target"]
-    if (steps <= 0).any():
-        row = rows[steps <= 0].iloc[0]
-        msg = (
-            "steps_to_target must be above zero (missing or infinite where the target was not "
-            f"reached), got {row['steps_to_target']:g} at batch size {row['global_batch_size']:g}; "
-            "a target that the untrained model meets cannot be used"
-        )
-        raise AnalysisError(msg)
-    _refuse_uncountable(rows, "steps_to_target", "optimizer steps")
     _refuse_mixed_rates(rows)
     twice = rows.duplicated(["global_batch_size", "seed"])
     if twice.any():
@@ -224,21 +189,10 @@ def _checked(rows: pd.DataFrame) -> pd.DataFrame:
             "run, or trajectory_id so that repeats can be dropped"
         )
         raise AnalysisError(msg)
-    reached = np.isfinite(steps)
+    reached = np.isfinite(rows["steps_to_target"])
     if "outcome" in rows.columns:
         reached &= rows["outcome"].eq("reached")
     return rows.assign(reached=reached)
-
-
-def _refuse_uncountable(rows: pd.DataFrame, name: str, what: str) -> None:
-    values = rows[name]
-    bad = np.isfinite(values) & ((values > _MOST_COUNTED) | (values < 1 / _MOST_COUNTED))
-    if bad.any():
-        msg = (
-            f"{name} counts {what}, and {values[bad].iloc[0]:g} of them cannot be counted: it must "
-            f"lie between {1 / _MOST_COUNTED:.2g} and {_MOST_COUNTED:.2g}"
-        )
-        raise AnalysisError(msg)
 
 
 def _refuse_mixed_rates(rows: pd.DataFrame) -> None:

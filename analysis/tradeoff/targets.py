@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from batchscape.analysis.targets.schema import check
 from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.analysis.tradeoff.forms import Form
-from batchscape.errors import AnalysisError
 
 _ESTIMATES = ("critical_batch_size", "overhead_batch_size", "s_min", "e_min", "exponent")
 
@@ -19,9 +19,6 @@ def fit_targets(
     reference_batch_size: float | None = None,
 ) -> dict[float, TradeoffFit]:
     """Fit the trade-off at every target of one group, from the highest loss to the lowest."""
-    if "target_loss" not in reaches.columns or reaches["target_loss"].isna().any():
-        msg = "a curve over targets needs target_loss in every row"
-        raise AnalysisError(msg)
     targets = sorted(reaches["target_loss"].unique(), reverse=True)
     return {
         float(target): fit_tradeoff(
@@ -62,7 +59,7 @@ def critical_batch_curve(
         together.
     """
     fits = fit_targets(
-        reaches,
+        check(reaches, "a curve over targets", ("target_loss",)),
         form=form,
         overhead=overhead,
         reference_batch_size=reference_batch_size,

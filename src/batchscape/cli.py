@@ -553,18 +553,21 @@ def _analyze(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="folder for page, tables, figures and paper")
     parsed = parser.parse_args(arguments)
     from batchscape.analysis.report.analyze import analyze
+    from batchscape.analysis.targets.foreign import HowToRead
 
     analysis = analyze(
         parsed.table,
+        HowToRead(
+            group=parsed.group,
+            columns=dict(parsed.column),
+            minimise=parsed.minimise,
+            nan=parsed.nan,
+            first_step=parsed.first_step,
+        ),
         targets=parsed.target,
         form=parsed.form,
         overhead=parsed.overhead,
         reference_batch_size=parsed.reference_batch,
-        group=parsed.group,
-        columns=dict(parsed.column),
-        minimise=parsed.minimise,
-        nan=parsed.nan,
-        first_step=parsed.first_step,
         crossing=parsed.crossing,
     )
     analysis.render(_console())

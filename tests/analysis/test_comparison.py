@@ -8,13 +8,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from batchscape.analysis import (
-    compare,
-    find_cells,
-    load,
-    throughput_ratios,
-    valid_figures,
-)
+from batchscape.analysis import compare, find_cells, load
+from batchscape.analysis.comparison import throughput_ratios, valid_figures
 from batchscape.analysis.hardware import add_machines
 from batchscape.analysis.numbers import TIMES
 from batchscape.record.figures import COMPARED, FIGURES

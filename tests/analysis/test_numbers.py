@@ -96,11 +96,6 @@ def test_significant_digits_round_trip(value, digits):
     assert error <= Decimal(repr(abs(value))) * Decimal(10) ** (1 - digits) * Decimal("0.5000001")
 
 
-def test_a_negative_spread_is_refused():
-    with pytest.raises(ValueError, match="spread=-1"):
-        with_spread(1.0, -1.0)
-
-
 def test_one_unit_serves_a_whole_column():
     assert memory_scale([0.01, math.nan, 0.9]).unit == "MiB"
     assert memory_scale([0.01, 1.0]).unit == "GiB"

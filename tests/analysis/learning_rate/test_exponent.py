@@ -15,7 +15,6 @@ from batchscape.analysis.learning_rate.exponent import (
     rules_text,
 )
 from batchscape.analysis.learning_rate.optimum import best_learning_rates
-from batchscape.errors import AnalysisError
 
 BATCHES = np.array([4.0, 8, 16, 32, 64, 128, 256])
 ROOT = 0.01 * np.sqrt(BATCHES)
@@ -111,11 +110,6 @@ def test_no_optimum_at_all():
     table = optima(math.nan, edge="single")
     assert not exponent_of(table).is_identified
     assert len(left_out(table)) == 7
-
-
-def test_two_targets_at_once_are_refused():
-    with pytest.raises(AnalysisError, match="one row a global batch"):
-        exponent_of(pd.concat([optima(0.1), optima(0.2)]))
 
 
 SHARED_RATES = Path(__file__).with_name("data") / "shared_rates.csv"

@@ -4,12 +4,13 @@ import re
 
 import pytest
 
-from batchscape.analysis import Report, write_report
+from batchscape.analysis import write_report
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
 from batchscape.analysis.report.macros import macro_name
 from batchscape.analysis.report.paper import write_paper
 from batchscape.analysis.report.topic import Section
+from batchscape.analysis.report.write import Report
 from batchscape.analysis.report.writers import to_markdown
 
 HOSTILE = r"100% of \end{tabular} $x_1$ ^^M {a}~#&|<b>"

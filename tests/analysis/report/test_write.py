@@ -15,13 +15,14 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from batchscape.analysis import Report, compare, find_cells, load, write_report
+from batchscape.analysis import compare, find_cells, load, write_report
 from batchscape.analysis.numbers import TIMES, with_spread
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.sections import in_short, sentence_markdown
 from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.tables import comparison_table
 from batchscape.analysis.report.topic import Section
+from batchscape.analysis.report.write import Report
 from batchscape.analysis.report.writers import escape_markdown
 from batchscape.errors import RecordError
 

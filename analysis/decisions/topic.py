@@ -111,5 +111,5 @@ def _full(recommendation: Recommendation, evidence: Basis) -> pd.DataFrame:
     table = table.join(names, on=list(FACTORS))
     measured = table["source"].eq("measured")
     table[names.columns] = table[names.columns].where(measured, "").fillna("")
-    table["recommended"] = (table[list(FACTORS)] == recommendation.geometry).all(axis=1)
+    table["recommended"] = (table[list(FACTORS)] == list(recommendation.geometry or ())).all(axis=1)
     return table.assign(level=LEVEL)

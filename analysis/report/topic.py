@@ -50,7 +50,10 @@ def join_sections(title: str, parts: Sequence[Section]) -> Section:
 
     return Section(
         title,
-        *map(joined, ("answer", "tables", "pictures", "warnings")),
+        joined("answer"),
+        joined("tables"),
+        joined("pictures"),
+        joined("warnings"),
         headlines={name: part.headlines[name] for part in parts for name in part.headlines},
         short=next((part.short for part in parts if part.short), ()),
         settle=[*dict.fromkeys(joined("settle"))],

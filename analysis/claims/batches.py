@@ -99,7 +99,13 @@ def of_rises(context: Context) -> Result | Judgement | None:
     diverged = is_lost.groupby(level=0).agg(["sum", "size"])
     counts = ", ".join(f"{row['sum']} of {row['size']} at {b}" for b, row in diverged.iterrows())
     diverged = diverged.reindex([ends.end, ends.middle], fill_value=0)
-    p = _fisher_p(diverged)
+    p = 1.0
+    if diverged["sum"].iloc[0]:
+        # The import takes a second, for which a report without divergence need not wait.
+        from scipy.stats import fisher_exact
+
+        table = diverged.assign(size=diverged["size"] - diverged["sum"]).to_numpy(dtype=int)
+        p = float(fisher_exact(table, alternative="greater").pvalue)
     steps, _ = context.curves(runs)
     completed = runs.index[runs["status"].eq("completed")]
     rises = ends.compare(runs.assign(value=largest_rises(steps, runs[BATCH], completed)))
@@ -193,17 +199,6 @@ def _largest_against_others(reaches: pd.DataFrame) -> list[Contrast]:
         lambda batches: [(largest, batch) for batch in batches[:-1]],
     )
     return [replace(contrast, bounds_below=largest in unreached) for contrast in contrasts]
-
-
-def _fisher_p(diverged: pd.DataFrame) -> float:
-    """Return the one-sided p value that the batch in the first row diverges more often."""
-    if not diverged["sum"].iloc[0]:
-        return 1.0
-    # The import takes a second, for which a report without divergence need not wait.
-    from scipy.stats import fisher_exact
-
-    table = diverged.assign(size=diverged["size"] - diverged["sum"]).to_numpy(dtype=int)
-    return float(fisher_exact(table, alternative="greater").pvalue)
 
 
 def _judge_divergence(

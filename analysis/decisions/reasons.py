@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -15,34 +16,39 @@ from batchscape.analysis.commands import (
     timing_command,
     untimed_cells,
 )
-from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
     DERIVED,
     MEMORY_MARGIN,
     failures_that_count,
     largest_micro_batch,
+    memory_of_device,
 )
 from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.estimates import FEWEST, interval_text, too_few
-from batchscape.analysis.numbers import significant
+from batchscape.analysis.numbers import MISSING, significant
 from batchscape.text import SIZES, count_text, duration_text, size_text
 
 _REACH = 4
 """Largest micro-batch to predict memory for, over the largest measured one (our choice)."""
+_STUDIES = {
+    "how memory grows with the micro-batch": "vary_micro_batch",
+    "how time grows with the micro-batch": "vary_micro_batch",
+    "what the exchange between devices costs": "device_scaling",
+    "the critical batch": "vary_global_batch",
+    "the best learning rate of each global batch": "learning_rate",
+}
+"""What runs may leave open, and the shipped study that tells."""
 
 
 def reasons_for(
-    evidence: Basis,
-    candidates: pd.DataFrame,
-    chosen: pd.Series[Any],
-    memory_gib: float,
+    evidence: Basis, candidates: pd.DataFrame, chosen: pd.Series[Any], memory_gib: float | None
 ) -> list[str]:
     """Explain micro-batch, devices, accumulation, learning rate and time of the chosen row."""
+    memory = memory_of_device(evidence, memory_gib, chosen["data_parallel_size"])
     return [
-        _micro_batch(evidence, chosen, memory_gib),
-        _devices(candidates, chosen),
-        _accumulation(candidates, chosen),
+        _micro_batch(evidence, chosen, memory),
+        *_devices_and_accumulation(candidates, chosen),
         _learning_rate(evidence, chosen),
         _time(evidence, chosen),
     ]
@@ -50,65 +56,78 @@ def reasons_for(
 
 def missing_evidence(evidence: Basis) -> list[str]:
     """Name what the runs do not identify, with a command that would settle it."""
-    missing = []
-    memory, times = evidence.memory, evidence.step_time
-    if memory is None or not all(
-        memory.phases[name].estimates["per_sample_gib"].is_identified for name in memory.limiting
-    ):
-        missing.append(_settle("how memory grows with the micro-batch", "vary_micro_batch"))
-    if times is None:
-        missing.append(f"Not identified: the time of a step. {measured_again(evidence)}")
-    else:
-        untimed = untimed_cells(evidence.runs) if len(evidence.runs) else evidence.runs
-        if len(untimed) and timing_command(untimed, evidence.same_sweeps) is not None:
-            what = f"the time of {count_text(untimed['cell'].nunique(), 'cut')}"
-            missing.append(f"Not identified: {what}. {measured_again(evidence)}")
-        if not times.estimates["per_sample_s"].is_identified:
-            missing.append(_settle("how time grows with the micro-batch", "vary_micro_batch"))
-        if not times.estimates["exchange_s"].is_identified:
-            missing.append(_settle("what the exchange between devices costs", "device_scaling"))
-    if evidence.critical is None or not evidence.critical.is_identified:
-        missing.append(_settle("the critical batch", "vary_global_batch"))
-    reaches = evidence.reaches
-    if reaches is None or not reaches.get("tuned", pd.Series([False])).all():
-        missing.append(_settle("the best learning rate of each global batch", "learning_rate"))
-    times_of = evidence.table.groupby(list(FACTORS))["step_time_s"].count()
-    n_times = 0 if times_of.empty else int(times_of.max())
-    n_seeds = int(
-        evidence.table["seed"].nunique() if reaches is None else reaches["seed"].nunique()
-    )
-    if n_seeds < FEWEST and not (reaches is None and n_times >= FEWEST):
-        command = seeds_command(evidence.runs, range(FEWEST))
-        varies = "times vary between runs" if reaches is None else "steps vary between seeds"
-        what = f"how {varies}: {too_few(n_seeds, 'seeds')}"
-        missing.append(
-            _settle(what, "vary_global_batch")
-            if command is None
-            else f"Not identified: {what}. The same sweep with more seeds settles it: {command}"
-        )
-    return missing
+    memory, times, reaches = evidence.memory, evidence.step_time, evidence.reaches
+    identified = [
+        memory is not None
+        and all(
+            memory.phases[name].estimates["per_sample_gib"].is_identified
+            for name in memory.limiting
+        ),
+        # Without any time, that is what is missing.
+        *(
+            times is None or times.estimates[name].is_identified
+            for name in ("per_sample_s", "exchange_s")
+        ),
+        evidence.critical is not None and evidence.critical.is_identified,
+        reaches is not None and reaches.get("tuned", pd.Series([False])).all(),
+    ]
+    return [
+        *_missing_times(evidence),
+        *(
+            _settle(what, study)
+            for (what, study), known in zip(_STUDIES.items(), identified, strict=True)
+            if not known
+        ),
+        *_missing_seeds(evidence),
+    ]
 
 
-def measured_next(evidence: Basis, compared: pd.DataFrame) -> list[str]:
-    """Name the cut that is predicted to be faster than the chosen one, and its command."""
+def _missing_times(evidence: Basis) -> list[str]:
+    """Say that no cut has a time, or how many have none that could be had."""
+    untimed = untimed_cells(evidence.runs) if len(evidence.runs) else evidence.runs
+    what = "the time of a step"
+    if evidence.step_time is not None:
+        if untimed.empty or timing_command(untimed, evidence.same_sweeps) is None:
+            return []
+        what = f"the time of {count_text(untimed['cell'].nunique(), 'cut')}"
+    return [f"Not identified: {what}. {measured_again(evidence)}"]
+
+
+def _missing_seeds(evidence: Basis) -> list[str]:
+    """Say that seeds are too few to tell how they vary; without a target, that times are."""
+    n_times = evidence.table.groupby(list(FACTORS))["step_time_s"].count().max()
+    runs, varies = evidence.reaches, "steps vary between seeds"
+    if runs is None:
+        runs, varies = evidence.table, "times vary between runs"
+    n_seeds = runs["seed"].nunique()
+    if n_seeds >= FEWEST or (evidence.reaches is None and n_times >= FEWEST):
+        return []
+    what = f"how {varies}: {too_few(n_seeds, 'seeds')}"
+    command = seeds_command(evidence.runs, range(FEWEST))
+    if command is None:
+        return [_settle(what, "vary_global_batch")]
+    return [f"Not identified: {what}. The same sweep with more seeds settles it: {command}"]
+
+
+def measured_next(evidence: Basis, compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
+    """Name the cut that is predicted to be faster than the measured one, and its command."""
     guessed = compared["fits"] & compared["source"].ne("measured") & compared["beyond"].eq("")
     faster = compared[guessed & compared["times_slower"].lt(1)].sort_values("time_s")
-    if faster.empty or evidence.runs.empty:
+    if chosen["source"] != "measured" or faster.empty or evidence.runs.empty:
         return []
-    row, batch = faster.iloc[0], int(faster["global_batch_size"].iloc[0])
-    same_batch = evidence.runs[evidence.runs["global_batch_size"].eq(batch)]
-    same_batch = evidence.runs if same_batch.empty else same_batch
-    settings = {f"batch.{name}": str(int(row[name])) for name in (*FACTORS, "global_batch_size")}
+    row, runs = faster.iloc[0], evidence.runs
+    batch = row["global_batch_size"]
+    same_batch = runs[runs["global_batch_size"].eq(batch)]
+    same_batch = runs if same_batch.empty else same_batch
+    settings = {f"batch.{name}": str(row[name]) for name in (*FACTORS, "global_batch_size")}
     if evidence.reaches is not None:
         tuned = evidence.reaches.loc[evidence.reaches["global_batch_size"].eq(batch), "run_id"]
         rates = same_batch.loc[same_batch["run_id"].isin(tuned), RATE].dropna().unique()
         settings |= {RATE: str(rates[0])} if len(rates) == 1 else {}
-    value, low, high = (float(row[f"times_slower{end}"]) for end in ("", "_low", "_high"))
-    ratio = interval_text(value, low, high, FEWEST)
     also = f"; so are {len(faster) - 1} more" if len(faster) > 1 else ""
     text = (
-        f"Not measured: {cut_text(row)} = {batch}, which is predicted to take {ratio} times as "
-        f"long as the geometry recommended{also}."
+        f"Not measured: {cut_text(row)} = {batch}, which is predicted to take {slower_text(row)} "
+        f"times as long as the geometry recommended{also}."
     )
     command = cut_command(same_batch, settings)
     return [text if command is None else f"{text} To measure it: {command}"]
@@ -140,54 +159,66 @@ def _settle(what: str, sweep: str) -> str:
 
 
 def _micro_batch(evidence: Basis, chosen: pd.Series[Any], memory_gib: float) -> str:
-    micro, devices = int(chosen["micro_batch_size"]), int(chosen["data_parallel_size"])
-    text = f"Micro-batch {micro}"
+    text = f"Micro-batch {chosen['micro_batch_size']}"
     if math.isnan(chosen["memory_gib"]):
         return f"{text}: how much memory it takes is not known, and whether it fits."
     needed = size_text(chosen["memory_gib"] * SIZES["GiB"])
     text += f": it takes {needed} ({chosen['memory_source']}, and {MEMORY_MARGIN:.0%} margin)"
     if math.isnan(memory_gib):
         return f"{text}; the memory of a device is not recorded, so give --memory-gib to check it."
-    text += f" of {size_text(memory_gib * SIZES['GiB'])} a device."
-    share = int(chosen["global_batch_size"]) // devices
-    if evidence.memory is None or micro == share:
-        return text
-    largest = _largest(evidence, evidence.memory, chosen, share, memory_gib)
-    return " ".join(filter(None, [text, largest]))
+    largest = _largest(evidence, chosen, memory_gib)
+    return f"{text} of {size_text(memory_gib * SIZES['GiB'])} a device.{largest}"
 
 
-def _largest(
-    evidence: Basis, model: MemoryModel, chosen: pd.Series[Any], share: int, memory_gib: float
-) -> str:
+def _largest(evidence: Basis, chosen: pd.Series[Any], memory_gib: float) -> str:
     """Name the largest micro-batch that fits by the memory model, up to the share of a device.
 
     Empty where the model puts it below the micro-batch that was measured to fit.
     """
-    devices, micro = int(chosen["data_parallel_size"]), int(chosen["micro_batch_size"])
+    devices, micro, batch = chosen[[*FACTORS[:2], "global_batch_size"]]
+    model, share = evidence.memory, batch // devices
+    if model is None or micro == share:
+        return ""
     slopes = (model.phases[name].estimates["per_sample_gib"] for name in model.limiting)
-    measured = model.measured["micro_batch_size"].astype(int)
     # Without an interval, which is NaN, the value alone tells.
     if not any(slope.value > 0 and not slope.low <= 0 for slope in slopes):
-        return "The largest that fits is not identified: memory was not found to grow with it."
-    most = min(share, _REACH * measured.max())
+        return " The largest that fits is not identified: memory was not found to grow with it."
+    measured = int(model.measured["micro_batch_size"].max())
+    most = min(share, _REACH * measured)
     largest = largest_micro_batch(model, devices, memory_gib, most)
     if largest < micro:
         return ""
     counted = failures_that_count(evidence, memory_gib, devices)
     failed = min((m for _, m, _ in counted), default=math.inf)
     if failed <= largest:
-        return f"By the memory model {largest} would fit, but {failed} ran out of memory."
+        return f" By the memory model {largest} would fit, but {failed} ran out of memory."
     return (
-        f"The largest that fits, by the memory model, is {largest} (looked for up to {most}; "
-        f"measured up to {measured.max()})."
+        f" The largest that fits, by the memory model, is {largest} (looked for up to {most}; "
+        f"measured up to {measured})."
     )
 
 
-def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
-    devices = int(chosen["data_parallel_size"])
-    others = _timed(candidates, chosen)
-    others = others[others["data_parallel_size"] != devices]
-    return f"Devices {devices}{_against_fastest(others, chosen, 'on another number of devices')}"
+def _devices_and_accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
+    """Set the cut against the measured ones of its batch: on other devices, accumulating less."""
+    same_batch = candidates["global_batch_size"].eq(chosen["global_batch_size"])
+    timed = candidates[same_batch & candidates["source"].eq("measured") & candidates["fits"]]
+    as_many = timed["data_parallel_size"].eq(chosen["data_parallel_size"])
+    larger = timed["micro_batch_size"].gt(chosen["micro_batch_size"])
+    elsewhere = _against_fastest(timed[~as_many], chosen, "on another number of devices")
+    with_less = _against_fastest(
+        timed[as_many & larger], chosen, "on as many devices with less of it"
+    )
+    accumulation = "Accumulation {gradient_accumulation_steps} makes the global batch "
+    accumulation += f"{{global_batch_size}}{with_less}"
+    if chosen["gradient_accumulation_steps"] == 1:
+        accumulation = (
+            "Accumulation 1: devices x micro-batch is the global batch of {global_batch_size} "
+            "already."
+        )
+    return [
+        f"Devices {chosen['data_parallel_size']}{elsewhere}",
+        accumulation.format_map(chosen.to_dict()),
+    ]
 
 
 def _against_fastest(rows: pd.DataFrame, chosen: pd.Series[Any], where: str) -> str:
@@ -196,54 +227,27 @@ def _against_fastest(rows: pd.DataFrame, chosen: pd.Series[Any], where: str) -> 
         return f"; the step time of this cut is {chosen['source']}, not measured."
     if rows.empty:
         return f"; no cut of this batch {where} was timed."
-    best = rows.sort_values("time_log").iloc[0]
+    best = rows.loc[rows["time_log"].idxmin()]
     ratio = math.exp(best["time_log"] - chosen["time_log"])
     return f"; {where}, {cut_text(best)} takes {ratio:.3g} times as long."
 
 
-def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
-    steps = int(chosen["gradient_accumulation_steps"])
-    batch = int(chosen["global_batch_size"])
-    text = f"Accumulation {steps}"
-    if steps == 1:
-        return f"{text}: devices x micro-batch is the global batch of {batch} already."
-    text += f" makes the global batch {batch}"
-    others = _timed(candidates, chosen)
-    others = others[
-        (others["data_parallel_size"] == chosen["data_parallel_size"])
-        & (others["micro_batch_size"] > chosen["micro_batch_size"])
-    ]
-    return text + _against_fastest(others, chosen, "on as many devices with less of it")
-
-
-def _timed(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:
-    """Choose the measured cuts of the same global batch that fit."""
-    same_batch = candidates["global_batch_size"] == chosen["global_batch_size"]
-    is_timed = same_batch & (candidates["source"] == "measured") & candidates["fits"]
-    timed: pd.DataFrame = candidates[is_timed]
-    return timed
-
-
 def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:
-    batch, rate = int(chosen["global_batch_size"]), float(chosen["learning_rate"])
+    rule, factor = ("linear", "k") if evidence.optimizer == "sgd" else ("sqrt", "the root of k")
+    rate, batch = float(chosen["learning_rate"]), chosen["global_batch_size"]
     if math.isnan(rate):
-        rule = "linear" if evidence.optimizer == "sgd" else "sqrt"
         return (
             "Learning rate: not identified. When the global batch changes, start from the rule for "
             f"{evidence.optimizer or 'this optimizer'}: scaling.learning_rate={rule}, and tune."
         )
     text = f"Learning rate {significant(rate, 3)}, at which global batch {batch} was measured"
-    reaches = evidence.reaches
-    if reaches is not None and "tuned" in reaches:
-        rows = reaches[reaches["global_batch_size"] == batch]
-        if bool(rows["tuned"].all()):
-            return f"{text}: of its grid the one of the fewest steps to the target."
-        if bool(rows["edge"].any()):
-            return (
-                f"{text}, of its grid the one of the fewest steps to the target, but AT ITS EDGE: "
-                "a better one may lie outside."
-            )
-    rule, factor = ("linear", "k") if evidence.optimizer == "sgd" else ("sqrt", "the root of k")
+    best = "of its grid the one of the fewest steps to the target"
+    if evidence.reaches is not None and "tuned" in evidence.reaches:
+        rows = evidence.reaches[evidence.reaches["global_batch_size"].eq(batch)]
+        if rows["tuned"].all():
+            return f"{text}: {best}."
+        if rows["edge"].any():
+            return f"{text}, {best}, but AT ITS EDGE: a better one may lie outside."
     return (
         f"{text}; NOT TUNED for it. For a global batch k times as large, multiply it by {factor} "
         f"(scaling.learning_rate={rule}): a rule, not a measurement."
@@ -255,24 +259,32 @@ def _time(evidence: Basis, chosen: pd.Series[Any]) -> str:
         if math.isnan(chosen["time_s"]):
             return "Time: not identified."
         return f"Time: {duration_text(chosen['time_s'])} an optimizer step; to a target: unknown."
-    target = float(evidence.reaches["target_loss"].iloc[0])
-    where = f"to a held-out loss of {significant(target, 4)}"
-    reached, n = int(chosen["n_reached"]), int(chosen["n_seeds"])
-    seeds = f"{reached} of {count_text(n, 'seed')} reached it"
+    where = f"to a held-out loss of {significant(evidence.target_loss, 4)}"
+    seeds = f"{chosen['n_reached']} of {count_text(chosen['n_seeds'], 'seed')} reached it"
     if not math.isfinite(chosen["time_s"]):
         return f"Time {where}: not identified; {seeds}."
-    ends = ""
-    if not math.isnan(chosen["time_high_s"]):
-        low, high = duration_text(chosen["time_low_s"]), duration_text(chosen["time_high_s"])
-        ends = f" [{low}, {high}]"
-    by = DERIVED if chosen["derived"] else "recorded by the runs"
-    derived = f"; {by}" if chosen["source"] == "measured" else ""
-    return (
-        f"Time {where}: {duration_text(chosen['time_s'])}{ends}, "
-        f"{significant(chosen['device_hours'], 3)} device-hours ({seeds}{derived})."
-    )
+    origin = ""
+    if chosen["source"] == "measured":
+        origin = f"; {DERIVED if chosen['derived'] else 'recorded by the runs'}"
+    hours = significant(chosen["device_hours"], 3)
+    return f"Time {where}: {time_text(chosen)}, {hours} device-hours ({seeds}{origin})."
 
 
-def cut_text(row: pd.Series[Any]) -> str:
+def cut_text(row: Mapping[Any, Any] | pd.Series[Any], sign: str = " x ") -> str:
     """Write the geometry of a candidate."""
-    return " x ".join(str(int(row[name])) for name in FACTORS)
+    return sign.join(str(row[name]) for name in FACTORS)
+
+
+def time_text(row: Mapping[Any, Any] | pd.Series[Any]) -> str:
+    """Write the time of a candidate, with its ends where it has them."""
+    value, low, high = (float(row[f"time{end}_s"]) for end in ("", "_low", "_high"))
+    if math.isnan(value):
+        return MISSING
+    ends = "" if math.isnan(high) else f" [{duration_text(low)}, {duration_text(high)}]"
+    return f"{duration_text(value)}{ends}"
+
+
+def slower_text(row: pd.Series[Any]) -> str:
+    """Write the ratio of a candidate's time to that of the chosen one; n where it was measured."""
+    value, low, high, n = (float(row[f"times_slower{end}"]) for end in ("", "_low", "_high", "_n"))
+    return interval_text(value, low, high, int(n) if row["source"] == "measured" else FEWEST)

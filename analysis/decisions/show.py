@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -11,15 +10,14 @@ import pandas as pd
 from rich.console import Console
 
 from batchscape.analysis.commands import split_command
-from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import DERIVED, is_to_target
+from batchscape.analysis.decisions.reasons import cut_text, time_text
 from batchscape.analysis.decisions.recommend import Recommendation
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import GEOMETRY_HEADER
 from batchscape.analysis.report.writers import show
 from batchscape.outgoing import outgoing_json
-from batchscape.text import duration_text
 
 _MAX_ROWS = 12
 
@@ -41,19 +39,16 @@ def show_recommendation(console: Console, recommendation: Recommendation) -> Non
     console.print(recommendation.headline, soft_wrap=not has_geometry)
     for warning in recommendation.warnings:
         console.print(f"Warning: {warning}")
-    numbered = [
-        f"{number}. {reason}" for number, reason in enumerate(recommendation.reasons, start=1)
-    ]
-    values = {
-        system: ", ".join(f"{name}={value}" for name, value in keys.items())
-        for system, keys in recommendation.config.items()
+    parts = {
+        "Why": [f"{number}. {reason}" for number, reason in enumerate(recommendation.reasons, 1)],
+        "What it would cost to be wrong": recommendation.regret,
+        "What these runs do not tell": recommendation.missing,
+        "What every config file must say": [
+            f"{system}: {', '.join(f'{name}={value}' for name, value in keys.items())}"
+            for system, keys in recommendation.config.items()
+        ],
     }
-    for title, lines in (
-        ("Why", numbered),
-        ("What it would cost to be wrong", recommendation.regret),
-        ("What these runs do not tell", recommendation.missing),
-        ("What every config file must say", [f"{name}: {text}" for name, text in values.items()]),
-    ):
+    for title, lines in parts.items():
         if lines:
             console.print(f"\n{title}")
         for line in lines:
@@ -133,13 +128,9 @@ _TO_TARGET = (
 
 def geometry_text(row: Mapping[Hashable, Any]) -> str:
     """Write the geometry of a candidate as its factors and their product."""
-    cut = TIMES.join(str(int(row[name])) for name in FACTORS)
-    return f"{cut} = {int(row['global_batch_size'])}"
+    return f"{cut_text(row, TIMES)} = {row['global_batch_size']}"
 
 
 def _time(row: Mapping[Hashable, Any]) -> str:
-    if math.isnan(row["time_s"]):
-        return MISSING
-    value, low, high = (duration_text(row[f"time{end}_s"]) for end in ("", "_low", "_high"))
-    text = f"{value} [{low}, {high}]" if not math.isnan(row["time_high_s"]) else value
-    return f"{text}, derived" if row["derived"] else text
+    text = time_text(row)
+    return f"{text}, derived" if row["derived"] and text != MISSING else text

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 import pandas as pd
 
@@ -38,3 +40,22 @@ class Section:
     """Runs that would settle the open questions, with their commands; behind the answer."""
     curves: dict[str, pd.DataFrame] = field(default_factory=dict)
     """Data of charts that no table shows, by file name: `tables/<name>.csv`."""
+
+
+def join_sections(title: str, parts: Sequence[Section]) -> Section:
+    """Set the sections of several groups one behind the other; the first screen has one alone."""
+
+    def joined(name: str) -> list[Any]:
+        return [*chain.from_iterable(getattr(part, name) for part in parts)]
+
+    return Section(
+        title,
+        joined("answer"),
+        joined("tables"),
+        joined("pictures"),
+        joined("warnings"),
+        headlines={name: part.headlines[name] for part in parts for name in part.headlines},
+        short=next((part.short for part in parts if part.short), ()),
+        settle=[*dict.fromkeys(joined("settle"))],
+        curves={name: part.curves[name] for part in parts for name in part.curves},
+    )

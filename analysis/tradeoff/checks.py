@@ -23,12 +23,16 @@ from batchscape.analysis.tradeoff.noise import Noise
 
 
 def residuals(
-    data: Data, theta: Floats, measurements: Measurements, noise: Noise | None, parameters: int
+    data: Data,
+    theta: Floats | None,
+    measurements: Measurements,
+    noise: Noise | None,
+    parameters: int,
 ) -> pd.DataFrame:
     """Set measured beside fitted steps, with the standard error of each residual from seeds."""
-    fitted = predicted(data.x, theta)
+    fitted = np.full_like(data.y, math.nan) if theta is None else predicted(data.x, theta)
     error = np.full(len(measurements.batches), math.nan)
-    if noise is not None:
+    if noise is not None and theta is not None:
         slope = jacobian(data.x, theta)[0]
         basis = np.linalg.qr(slope[:, :parameters])[0]
         maker = np.eye(len(slope)) - basis @ basis.T

@@ -56,7 +56,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -70,12 +70,10 @@ from batchscape.analysis.tradeoff.measurements import Measurements, measure
 from batchscape.analysis.tradeoff.quantities import (
     LEAST_BATCHES,
     Fitted,
-    critical_batch_size,
-    exponent,
+    estimates_of,
     fit_means,
     largest_batch,
-    least_samples,
-    least_steps,
+    means_of,
 )
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text
@@ -103,21 +101,21 @@ class TradeoffFit:
     seeds), `samples`."""
     excluded: pd.DataFrame
     """Batch sizes left out, as `Measurements.excluded`."""
-    forms: pd.DataFrame
-    """AICc of all forms on the same means, indexed by form."""
-    lack_of_fit_p: float
-    """Probability of residuals as large as these from seeds alone; NaN for one seed."""
     warnings: tuple[str, ...]
-    parameters: tuple[float, float, float]
-    """a, critical batch size and alpha of the fitted curve, identified or not; NaN where nothing
-    was fitted."""
     n_seeds: int
     runs: pd.DataFrame
     """Rows of the runs behind the fit."""
-    fitted: Fitted | None
-    """What the estimates were made of; None where nothing was fitted."""
     fit_other: Callable[[], TradeoffFit] = field(repr=False, compare=False)
     """Fits the other form, on the first call only."""
+    forms: pd.DataFrame = field(default_factory=partial(pd.DataFrame, columns=["aicc"]))
+    """AICc of all forms on the same means, indexed by form."""
+    lack_of_fit_p: float = math.nan
+    """Probability of residuals as large as these from seeds alone; NaN for one seed."""
+    parameters: tuple[float, ...] = (math.nan, math.nan, math.nan)
+    """a, critical batch size and alpha of the fitted curve, identified or not; NaN where nothing
+    was fitted."""
+    fitted: Fitted | None = None
+    """What the estimates were made of; None where nothing was fitted."""
 
     def of_form(self, form: Form) -> TradeoffFit | None:
         """Return the fit of one form to the same runs; None where there are too few batch sizes."""
@@ -275,65 +273,47 @@ def _fit(
 ) -> TradeoffFit:
     """Fit one form."""
     fit = fit_means(measurements, form)
-    if isinstance(fit, str):
-        return _nothing_fitted(measurements, form, fit, other)
-    parameters = _n_parameters(form)
-    p = lack_of_fit(fit.data, fit.theta, measurements, parameters)
-    a, c, q = fit.theta[0]
-    misfit = _misfit(form, p)
-    return TradeoffFit(
+    fit_of: Callable[..., TradeoffFit] = partial(
+        TradeoffFit,
         form=form,
-        s_min=_noted(least_steps(fit), misfit),
-        e_min=_noted(least_samples(fit), misfit),
-        exponent=_noted(exponent(fit), misfit),
-        critical_batch_size=_noted(critical_batch_size(fit), misfit),
-        overhead_batch_size=_noted(largest_batch(fit, overhead, reference), misfit),
-        batches=residuals(fit.data, fit.theta, measurements, fit.noise, parameters),
         excluded=measurements.excluded,
+        warnings=measurements.warnings,
+        n_seeds=measurements.n_seeds,
+        runs=measurements.runs,
+        fit_other=other,
+    )
+    n = _n_parameters(form)
+    if isinstance(fit, str):
+        return fit_of(
+            **{
+                name: Estimate.unknown(
+                    fit, measurements.n_seeds, f"{name} of {FORMULAS[form]}", unit=unit
+                )
+                for name, unit in _UNITS.items()
+            },
+            batches=residuals(means_of(measurements), None, measurements, None, n),
+        )
+    p = lack_of_fit(fit.data, fit.theta, measurements, n)
+    misfit = _misfit(form, p)
+    estimates = estimates_of(fit)
+    estimates["overhead_batch_size"] = largest_batch(fit, overhead, reference)
+    return fit_of(
+        **{name: _noted(estimate, misfit) for name, estimate in estimates.items()},
+        batches=residuals(fit.data, fit.theta, measurements, fit.noise, n),
         forms=fit.forms,
         lack_of_fit_p=p,
-        warnings=measurements.warnings,
-        parameters=(math.exp(a), math.exp(c), math.exp(q)),
-        n_seeds=measurements.n_seeds,
-        runs=measurements.runs,
+        parameters=tuple(map(math.exp, fit.theta[0])),
         fitted=fit,
-        fit_other=other,
     )
 
 
-def _nothing_fitted(
-    measurements: Measurements, form: Form, why: str, other: Callable[[], TradeoffFit]
-) -> TradeoffFit:
-    unit = {"s_min": "optimizer steps", "exponent": ""}
-    estimates = {
-        name: Estimate.unknown(
-            why, measurements.n_seeds, f"{name} of {FORMULAS[form]}", unit=unit.get(name, "samples")
-        )
-        for name in ("s_min", "e_min", "exponent", "critical_batch_size", "overhead_batch_size")
-    }
-    steps = (
-        np.exp(np.nanmean(measurements.log_steps, axis=1))
-        if len(measurements.batches)
-        else measurements.batches
-    )
-    batches = pd.DataFrame({"global_batch_size": measurements.batches, "runs": measurements.counts})
-    missing = dict.fromkeys(("fitted_steps", "residual", "residual_error"), math.nan)
-    return TradeoffFit(
-        form=form,
-        **estimates,
-        batches=batches.assign(steps=steps, **missing, samples=steps * measurements.batches),
-        excluded=measurements.excluded,
-        forms=pd.DataFrame({"aicc": pd.Series(dtype="float64")}).rename_axis("form"),
-        lack_of_fit_p=math.nan,
-        warnings=measurements.warnings,
-        parameters=(math.nan, math.nan, math.nan),
-        n_seeds=measurements.n_seeds,
-        runs=measurements.runs,
-        fitted=None,
-        fit_other=other,
-    )
-
-
+_UNITS = {
+    "s_min": "optimizer steps",
+    "e_min": "samples",
+    "exponent": "",
+    "critical_batch_size": "samples",
+    "overhead_batch_size": "samples",
+}
 _TRUST: dict[Form, str] = {
     "free_exponent": "trusted, for its interval holds whether or not the exponent is 1",
     "two_term": "holds only if the exponent is 1",

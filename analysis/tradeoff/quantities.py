@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,43 @@ from batchscape.text import count_text
 
 LEAST_BATCHES: dict[Form, int] = {"two_term": 3, "free_exponent": 4}
 """Batch sizes that a form is fitted to at least."""
+
+
+class _Quantity(NamedTuple):
+    """A quantity of the fitted curve."""
+
+    definition: str
+    unit: str
+    weights: tuple[int, int, int]
+    """Of the parameters, in the sum that is its logarithm."""
+    beyond: dict[str, dict[str, float]]
+    """Ends that it keeps no longer where the fitted critical batch size lies beyond the `largest`
+    or the `smallest` batch size. The curve is not trusted there, so that it has no value; on a side
+    that is absent it stands."""
+
+
+_LEAST: dict[str, float] = {"low": 0.0}
+_QUANTITIES = {
+    "s_min": _Quantity(
+        "a of {formula}: fewest optimizer steps to target, at any batch size",
+        "optimizer steps",
+        (1, 0, 0),
+        {"largest": _LEAST},
+    ),
+    "e_min": _Quantity(
+        "b of S = a + b/B: fewest samples to target, far below the critical batch size",
+        "samples",
+        (1, 1, 0),
+        {"smallest": _LEAST},
+    ),
+    "exponent": _Quantity("alpha of {formula}", "", (0, 0, 1), {"largest": {}, "smallest": {}}),
+    "critical_batch_size": _Quantity(
+        "mccandlish: {critical} of {formula}, where steps to target are twice the fewest",
+        "samples",
+        (0, 1, 0),
+        {"largest": {"high": math.inf}, "smallest": _LEAST},
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +94,13 @@ class Fitted:
         )
 
 
+def means_of(measurements: Measurements) -> Data:
+    """Return the means over seeds, as forms are fitted to them."""
+    n = len(measurements.batches)
+    means = np.nanmean(measurements.log_steps, axis=1)[None] if n else np.empty((1, 0))
+    return Data(np.log(measurements.batches), means, np.ones_like(means))
+
+
 def fit_means(measurements: Measurements, form: Form) -> Fitted | str:
     """Fit a form to the means over seeds, or say why there is no fit."""
     n, least = len(measurements.batches), LEAST_BATCHES[form]
@@ -64,8 +109,7 @@ def fit_means(measurements: Measurements, form: Form) -> Fitted | str:
             f"{FORMULAS[form]} needs at least {least} batch sizes at which every run reached the "
             f"target, and there {'is' if n == 1 else 'are'} {n}"
         )
-    means = np.nanmean(measurements.log_steps, axis=1)[None]
-    data = Data(np.log(measurements.batches), means, np.ones_like(means))
+    data = means_of(measurements)
     theta, _ = fit_form(data, form)
     noise = noise_of(measurements.log_steps[None]) if measurements.n_seeds >= FEWEST else None
     ends = dict.fromkeys(PATHS[form], (math.nan, math.nan))
@@ -73,62 +117,24 @@ def fit_means(measurements: Measurements, form: Form) -> Fitted | str:
         for name, path in PATHS[form].items():
             low, high = intervals(data, noise, theta, path, LEVEL)
             ends[name] = float(low[0]), float(high[0])
-    return Fitted(
-        measurements,
-        form,
-        data,
-        noise,
-        theta,
-        form_table(data),
-        ends,
-    )
+    return Fitted(measurements, form, data, noise, theta, form_table(data), ends)
 
 
-def critical_batch_size(fit: Fitted) -> Estimate:
-    """Return the batch size at which steps are twice the fewest."""
-    formula = "b/a" if fit.form == "two_term" else "(b/a)^(1/alpha)"
-    definition = (
-        f"mccandlish: {formula} of {FORMULAS[fit.form]}, where steps to target are twice the fewest"
-    )
-    estimate = _estimate(fit, "critical_batch_size", fit.log_critical, "samples", definition)
-    beyond = _beyond(fit, smaller=True, larger=True)
-    if beyond is None:
-        return estimate
-    # The model is not trusted beyond the batch sizes: only the bound on their side is kept.
-    too_large = fit.log_critical > fit.data.x.max()
-    bounded = replace(estimate, high=math.inf) if too_large else replace(estimate, low=0.0)
-    return _weakened(bounded, beyond)
-
-
-def least_steps(fit: Fitted) -> Estimate:
-    """Return the fewest optimizer steps."""
-    definition = f"a of {FORMULAS[fit.form]}: fewest optimizer steps to target, at any batch size"
-    estimate = _estimate(fit, "s_min", float(fit.theta[0, 0]), "optimizer steps", definition)
-    beyond = _beyond(fit, larger=True)
-    return estimate if beyond is None else _weakened(replace(estimate, low=0.0), beyond)
-
-
-def least_samples(fit: Fitted) -> Estimate:
-    """Return the fewest samples."""
-    definition = "b of S = a + b/B: fewest samples to target, far below the critical batch size"
-    if fit.form == "free_exponent":
-        why = "with a free exponent samples to target have no least value above zero"
-        return Estimate.unknown(why, fit.measurements.n_seeds, definition, unit="samples")
-    log_value = float(fit.theta[0, 0]) + fit.log_critical
-    estimate = _estimate(fit, "e_min", log_value, "samples", definition)
-    beyond = _beyond(fit, smaller=True)
-    return estimate if beyond is None else _weakened(replace(estimate, low=0.0), beyond)
-
-
-def exponent(fit: Fitted) -> Estimate:
-    """Return the exponent of the batch size."""
-    definition = f"alpha of {FORMULAS[fit.form]}"
-    if fit.form == "two_term":
-        definition = "alpha, 1 in S = a + b/B by definition"
-        return Estimate(1.0, math.nan, math.nan, fit.measurements.n_seeds, "", "none", definition)
-    estimate = _estimate(fit, "exponent", float(fit.theta[0, 2]), "", definition)
-    beyond = _beyond(fit, smaller=True, larger=True)
-    return estimate if beyond is None else _weakened(estimate, beyond)
+def estimates_of(fit: Fitted) -> dict[str, Estimate]:
+    """Return fewest steps and samples, exponent and critical batch size, by name."""
+    n, estimates = fit.measurements.n_seeds, dict[str, Estimate]()
+    critical = "b/a" if fit.form == "two_term" else "(b/a)^(1/alpha)"
+    for name, quantity in _QUANTITIES.items():
+        definition = quantity.definition.format(formula=FORMULAS[fit.form], critical=critical)
+        if name in fit.ends:
+            estimates[name] = _estimate(fit, name, definition)
+        elif name == "exponent":
+            definition = "alpha, 1 in S = a + b/B by definition"
+            estimates[name] = Estimate(1.0, math.nan, math.nan, n, "", "none", definition)
+        else:
+            why = "with a free exponent samples to target have no least value above zero"
+            estimates[name] = Estimate.unknown(why, n, definition, unit=quantity.unit)
+    return estimates
 
 
 def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
@@ -155,12 +161,10 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
         value, method = base + overhead * math.exp(fit.log_critical), fit.method
     estimate = Estimate(value, low, high, fit.measurements.n_seeds, "samples", method, definition)
     reason = _undecided(fit, "critical_batch_size", upper_only=True)
-    if reason is not None:
-        return _weakened(estimate, reason)
-    if value > fit.measurements.batches.max() * (1 + 1e-9):
-        reason = _extrapolated("it", value, "largest", fit.measurements.batches.max())
-        return _weakened(replace(estimate, high=math.inf), reason)
-    return _without_interval(fit, estimate)
+    if reason is None and value > fit.measurements.batches.max() * (1 + 1e-9):
+        estimate = replace(estimate, high=math.inf)
+        reason = _extrapolated(fit, "it", value, "largest")
+    return _stated(fit, estimate, reason)
 
 
 def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
@@ -189,21 +193,30 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
     return t_reach(math.sqrt(variance[0]), degrees[0])
 
 
-def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definition: str) -> Estimate:
-    low, high = (math.exp(log_value + end) for end in fit.ends[quantity])
+def _estimate(fit: Fitted, name: str, definition: str) -> Estimate:
+    """Estimate one of the quantities."""
+    quantity = _QUANTITIES[name]
+    log_value = float(fit.theta[0] @ quantity.weights)
+    low, high = (math.exp(log_value + end) for end in fit.ends[name])
     n = fit.measurements.n_seeds
-    estimate = Estimate(math.exp(log_value), low, high, n, unit, fit.method, definition)
-    reason = _undecided(fit, quantity)
+    estimate = Estimate(math.exp(log_value), low, high, n, quantity.unit, fit.method, definition)
+    reason = _undecided(fit, name)
+    critical, sizes = math.exp(fit.log_critical), fit.measurements.batches
+    side = "largest" if critical > sizes.max() else "smallest" if critical < sizes.min() else ""
+    if side in quantity.beyond:
+        estimate = replace(estimate, **quantity.beyond[side])
+        reason = reason or _extrapolated(fit, "the critical batch size", critical, side)
+    return _stated(fit, estimate, reason)
+
+
+def _stated(fit: Fitted, estimate: Estimate, reason: str | None) -> Estimate:
+    """Keep an estimate with its bounds alone for a reason, and say where seeds are too few."""
     if reason is not None:
-        return _weakened(estimate, reason)
-    return _without_interval(fit, estimate)
-
-
-def _weakened(estimate: Estimate, reason: str) -> Estimate:
-    """Keep the bounds of an estimate, without its value."""
-    if not estimate.is_identified:
-        return estimate
-    return replace(estimate, value=math.nan, note=f"{NOT_IDENTIFIED}: {reason}")
+        return replace(estimate, value=math.nan, note=f"{NOT_IDENTIFIED}: {reason}")
+    if fit.noise is None:
+        few = count_text(fit.measurements.n_seeds, "seed")
+        return replace(estimate, note=f"{few}: no interval")
+    return estimate
 
 
 def _undecided(fit: Fitted, quantity: str, *, upper_only: bool = False) -> str | None:
@@ -215,22 +228,17 @@ def _undecided(fit: Fitted, quantity: str, *, upper_only: bool = False) -> str |
         return None
     critical = fit.ends["critical_batch_size"]
     if math.isinf(critical[1]):
-        return _no_plateau(fit)
+        power = -np.polyfit(fit.data.x, fit.data.y[0], 1)[0]
+        return (
+            "the runs are compatible with a power law that has no fewest steps, "
+            f"S = b/B^{power:.2g} (1: perfect scaling): add larger batch sizes"
+        )
     if math.isinf(critical[0]):
         return (
             "the runs are compatible with steps that do not depend on the batch size, S = a: add "
             "smaller batch sizes"
         )
     return "its interval has no end: add seeds or batch sizes"
-
-
-def _no_plateau(fit: Fitted) -> str:
-    """Say that the runs are compatible with a form without a least number of steps."""
-    power = -np.polyfit(fit.data.x, fit.data.y[0], 1)[0]
-    return (
-        f"the runs are compatible with a power law that has no fewest steps, S = b/B^{power:.2g} "
-        "(1: perfect scaling): add larger batch sizes"
-    )
 
 
 def _not_preferred(fit: Fitted) -> str | None:
@@ -252,28 +260,12 @@ def _not_preferred(fit: Fitted) -> str | None:
     return None
 
 
-def _beyond(fit: Fitted, *, smaller: bool = False, larger: bool = False) -> str | None:
-    """Say that the fitted critical batch size lies on the far side of all batch sizes."""
-    value, sizes = math.exp(fit.log_critical), fit.measurements.batches
-    if larger and value > sizes.max():
-        return _extrapolated("the critical batch size", value, "largest", sizes.max())
-    if smaller and value < sizes.min():
-        return _extrapolated("the critical batch size", value, "smallest", sizes.min())
-    return None
-
-
-def _extrapolated(what: str, value: float, which: str, size: float) -> str:
+def _extrapolated(fit: Fitted, what: str, value: float, side: str) -> str:
+    sizes = fit.measurements.batches
     return (
-        f"the fit would put {what} at {significant(value, 3)} samples, beyond the {which} batch "
-        f"size {size:g}"
+        f"the fit would put {what} at {significant(value, 3)} samples, beyond the {side} batch "
+        f"size {sizes.max() if side == 'largest' else sizes.min():g}"
     )
-
-
-def _without_interval(fit: Fitted, estimate: Estimate) -> Estimate:
-    """Say why an estimate of few seeds has no interval."""
-    if fit.noise is not None:
-        return estimate
-    return replace(estimate, note=f"{count_text(fit.measurements.n_seeds, 'seed')}: no interval")
 
 
 def _overhead_root(theta: Floats, reference: float, factor: float) -> float:

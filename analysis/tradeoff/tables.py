@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -48,30 +47,29 @@ class GroupFits:
 
 
 def tradeoff_tables(group_fits: Sequence[GroupFits]) -> list[Table]:
-    """Make the tables of critical batches and of steps with their fit."""
-    return [
-        _critical(group_fits),
-        *_fitted(
-            Table(
-                "tradeoff_fit",
-                "Steps to target and their fit",
-                _residuals(group_fits),
-                [
-                    Column("global_batch_size", "global batch", format=".0f", is_left=True),
-                    Column("runs"),
-                    Column("steps", "mean steps"),
-                    Column("fitted_steps", "fitted"),
-                    Column("residual_pct", "residual", "%", 2),
-                    Column("residual_error_pct", "error of the residual", "%", 2),
-                ],
-                notes=[
-                    "Mean steps: geometric, over seeds. Error of the residual: standard error, "
-                    "from seeds."
-                ],
-                hidden=["residual_pct", "residual_error_pct"],
-            )
-        ),
-    ]
+    """Make the tables of critical batches, and of steps with their fit if anything was fitted."""
+    residuals = _residuals(group_fits)
+    fitted = np.flatnonzero(residuals[_FITTED]).tolist()
+    steps = Table(
+        "tradeoff_fit",
+        "Steps to target and their fit",
+        residuals,
+        [
+            Column("group", is_left=True),
+            Column("global_batch_size", "global batch", format=".0f", is_left=True),
+            Column("runs"),
+            Column("steps", "mean steps"),
+            Column("fitted_steps", "fitted"),
+            Column("residual_pct", "residual", "%", 2),
+            Column("residual_error_pct", "error of the residual", "%", 2),
+        ],
+        fitted,
+        notes=[
+            "Mean steps: geometric, over seeds. Error of the residual: standard error, from seeds."
+        ],
+        hidden=["residual_pct", "residual_error_pct", _FITTED],
+    )
+    return [_critical(group_fits), *([steps] if fitted else [])]
 
 
 def fitted_curves(group_fits: Sequence[GroupFits]) -> pd.DataFrame:
@@ -113,13 +111,12 @@ def _critical(group_fits: Sequence[GroupFits]) -> Table:
         ignore_index=True,
     )
     fits = [fit for group in group_fits for fit in group.fits.values()]
-    two_term = [fit.of_form("two_term") for fit in fits]
-    two_term_critical = [None if fit is None else fit.critical_batch_size for fit in two_term]
+    is_other = table["form"].ne("two_term")
     hidden = {
-        f"if_one{end}": [
-            math.nan if one is None else float(getattr(one, part)) for one in two_term_critical
-        ]
-        for end, part in (("", "value"), ("_low", "low"), ("_high", "high"))
+        f"if_one{end}": table[f"other_critical_batch_size{end}"].where(
+            is_other, table[f"critical_batch_size{end}"]
+        )
+        for end in ("", "_low", "_high")
     }
     left_out = [fit.excluded["global_batch_size"] for fit in fits]
     early = table["runs_met_early"].astype(str) + " of " + table["runs_reached"].astype(str)
@@ -138,7 +135,11 @@ def _critical(group_fits: Sequence[GroupFits]) -> Table:
             Column("target_loss", format="g", is_left=True),
             estimate("critical_batch_size", "critical batch (samples)"),
             estimate("exponent", "exponent"),
-            *([estimate("if_one", "if the exponent is 1")] if any(two_term_critical) else []),
+            *(
+                [estimate("if_one", "if the exponent is 1")]
+                if any(fit.of_form("two_term") for fit in fits)
+                else []
+            ),
             estimate("overhead_batch_size", "overhead batch (samples)"),
             estimate("s_min", "fewest steps"),
             Column("n_batches", "batch sizes"),
@@ -163,14 +164,6 @@ def _critical(group_fits: Sequence[GroupFits]) -> Table:
         ],
         hidden=list(hidden),
     )
-
-
-def _fitted(table: Table) -> list[Table]:
-    """Show the rows of fits; no table if nothing was fitted."""
-    rows = np.flatnonzero(table.frame[_FITTED]).tolist()
-    columns = [Column("group", is_left=True), *table.columns]
-    hidden = [*table.hidden, _FITTED]
-    return [replace(table, columns=columns, rows=rows, hidden=hidden)] if rows else []
 
 
 def _residuals(group_fits: Sequence[GroupFits]) -> pd.DataFrame:

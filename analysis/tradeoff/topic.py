@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.labels import group_name
 from batchscape.analysis.numbers import significant
@@ -34,6 +35,32 @@ _TITLE = "Update frequency against convergence"
 _HEADLINES = ("critical_batch_size", "overhead_batch_size", "s_min", "exponent")
 _OF_A_TARGET = ("s_min", "e_min")
 """Counts that belong to one target: another target is no other reading of them."""
+_CRITICAL = (
+    "{prefix}The critical batch size{at} is {critical_batch_size} samples{misfit}"
+    "{critical_batch_size_readings} (mccandlish, {formula}; {behind}; {rule}): there the target "
+    "takes twice the fewest optimizer steps. Far below it, a batch twice as large {saves}; far "
+    "above it, it saves hardly any."
+)
+_NO_CRITICAL = "{prefix}The critical batch size{at} is {why_not}.{span}"
+_RATES = (
+    "Each batch size stands at the best of up to {:g} learning rates: the lowest of several "
+    "noisy means is a little too low, and intervals take the chosen rates as known."
+)
+_BUYS = (
+    "{prefix}From a global batch of {first:g} to {last:g} samples{rates}, {target} takes "
+    "{steps_ratio} times fewer optimizer steps{steps_ratio_readings} and {samples_ratio} times the "
+    "samples{samples_ratio_readings} (n = {n} seeds; {rule})."
+)
+_SHORT_CRITICAL = (
+    "{prefix}The critical batch size, where {target} takes twice the fewest optimizer steps, is "
+    "{critical_batch_size} samples{critical_batch_size_readings} ({batches} batch sizes, n = "
+    "{seeds} seeds; {rule}){doubt}."
+)
+_SHORT_NO_CRITICAL = "{prefix}The critical batch size is {why_not}."
+_UNSETTLED = (
+    "{prefix}What fewer optimizer steps cost is not identified: no target is settled. At {target} "
+    "{unsettled}."
+)
 
 
 def tradeoff_section(
@@ -57,6 +84,8 @@ def tradeoff_section(
     group_fits: list[GroupFits] = []
     loud = list(warnings)
     parts = [part for part in table.groupby("group") if part[1]["global_batch_size"].nunique() > 1]
+    if not parts:
+        return None
     for number, group_reaches in parts:
         group = int(str(number))
         label = group_name(groups, group) if len(parts) > 1 else ""
@@ -71,8 +100,6 @@ def tradeoff_section(
             loud.append(f"{label}: {error}" if label else str(error))
             continue
         group_fits.append(_choose_target(group, label, group_reaches, fits))
-    if not parts:
-        return None
     curves = fitted_curves(group_fits)
     headline_target = next(((g.number, g.target) for g in group_fits if g.unsettled is None), None)
     steps = steps_chart(table, curves, groups or {}, headline_target)
@@ -85,21 +112,7 @@ def tradeoff_section(
         [sentence for group in group_fits for sentence in _answer(group, noise_scales)],
         tradeoff_tables(group_fits),
         _pictures(group_fits, noise_scales, steps),
-        [
-            *loud,
-            *(
-                f"{group.prefix}{warning}"
-                for group in group_fits
-                if tuning is not None and (warning := tuning(group.number, group.target))
-            ),
-            *(f"{g.prefix}{text}" for g in group_fits for text in g.fit.warnings),
-            *(
-                f"{g.prefix}{name.replace('_', ' ')}: {estimate.note}"
-                for g in group_fits
-                for name, estimate in g.headlines.items()
-                if estimate.readings
-            ),
-        ],
+        [*loud, *(text for group in group_fits for text in _warnings(group, tuning))],
         {
             f"{name}_group_{group.number}" if several else name: estimate
             for group in group_fits
@@ -108,6 +121,20 @@ def tradeoff_section(
         short=_short(group_fits),
         curves={} if curves.empty else {"tradeoff_curve": curves},
     )
+
+
+def _warnings(group: GroupFits, tuning: Callable[[int, float], str | None] | None) -> list[str]:
+    """Say what weakens the fit of a group."""
+    texts = [
+        None if tuning is None else tuning(group.number, group.target),
+        *group.fit.warnings,
+        *(
+            f"{name.replace('_', ' ')}: {estimate.note}"
+            for name, estimate in group.headlines.items()
+            if estimate.readings
+        ),
+    ]
+    return [f"{group.prefix}{text}" for text in texts if text]
 
 
 def noise_scale_sentence(
@@ -125,87 +152,71 @@ def noise_scale_sentence(
     )
 
 
+def _facts(group: GroupFits) -> dict[str, Any]:
+    """Return what the sentences on a group name: every headline, and what it rests on."""
+    fit, critical = group.fit, group.headlines["critical_batch_size"]
+    where = "" if math.isinf(group.target) else f"a loss of {group.target:g}"
+    facts: dict[str, Any] = {
+        "prefix": group.prefix,
+        "at": where and f" at {where}",
+        "target": where or "the target",
+        "batches": len(fit.batches),
+        "seeds": fit.n_seeds,
+        "rule": _rule(fit),
+        # With the bound that is left of a value.
+        "why_not": str(critical.note).replace(NOT_IDENTIFIED, critical.text(), 1),
+    }
+    for name, estimate in group.headlines.items():
+        facts |= {name: estimate.text(), f"{name}_readings": _over_readings(estimate)}
+    return facts
+
+
 def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
-    fit, headlines = group.fit, group.headlines
+    fit, headlines, facts = group.fit, group.headlines, _facts(group)
     critical, largest = headlines["critical_batch_size"], headlines["overhead_batch_size"]
-    where = "" if math.isinf(group.target) else f" at a loss of {group.target:g}"
-    sizes = fit.batches["global_batch_size"]
     if critical.is_identified:
-        doubt = "" if fit.misfit is None else f", but {fit.misfit}"
-        doubt += _over_readings(critical)
         saves = f"needs nearly {significant(2 ** fit.parameters[2], 3)} times fewer updates"
         if fit.form == "two_term":
             saves = "nearly halves the updates at no cost in samples"
-        first = (
-            f"{group.prefix}The critical batch size{where} is {critical.text()} samples{doubt} "
-            f"(mccandlish, {FORMULAS[fit.form]}; {_behind(fit, critical)}; {_rule(fit)}): there "
-            "the target takes "
-            "twice the fewest optimizer steps. Far below it, a batch twice as large "
-            f"{saves}; far above it, it saves hardly any."
-        )
+        facts |= {"formula": FORMULAS[fit.form], "behind": _behind(fit, critical), "saves": saves}
+        answer = [_CRITICAL.format(**facts, misfit=f", but {fit.misfit}" if fit.misfit else "")]
     else:
-        bound = (
-            f" It is at least {significant(critical.low, 3)} samples." if critical.low > 0 else ""
-        )
-        most = critical.high
-        bound += f" It is at most {significant(most, 3)} samples." if math.isfinite(most) else ""
-        span = (
-            f" Batch sizes of {sizes.min():g} to {sizes.max():g} were fitted." if fit.fitted else ""
-        )
-        first = f"{group.prefix}The critical batch size{where} is {critical.note}.{bound}{span}"
-    answer = [first, *([] if group.unsettled else _by_form(fit))]
+        sizes = fit.batches["global_batch_size"]
+        span = f" Batch sizes of {sizes.min():g} to {sizes.max():g} were fitted."
+        answer = [_NO_CRITICAL.format(**facts, span=span if fit.fitted else "")]
+    answer += [] if group.unsettled else _by_form(fit)
     if largest.is_identified:
         what = largest.definition.partition(": ")[2].partition(", by")[0]
         answer.append(
             f"{what[:1].upper()}{what[1:]}: {largest.text()} samples{_over_readings(largest)}."
         )
-    least, samples = headlines["s_min"], fit.fewest_samples
-    if least.is_identified:
-        also = f"; fewest samples: {samples.text()}" if fit.form == "two_term" else ""
-        answer.append(f"Fewest optimizer steps: {least.text()}{_over_readings(least)}{also}.")
+    if headlines["s_min"].is_identified:
+        also = f"; fewest samples: {fit.fewest_samples.text()}" if fit.form == "two_term" else ""
+        answer.append(
+            "Fewest optimizer steps: {s_min}{s_min_readings}".format_map(facts) + f"{also}."
+        )
+    if _most_rates(fit) > 1:
+        answer.append(_RATES.format(_most_rates(fit)))
     scales = _of_group(noise_scales, group)
     sentence = None if scales is None else noise_scale_sentence(critical, scales, len(fit.batches))
-    most = fit.runs.get("n_learning_rates", pd.Series(dtype="float64")).max()
-    if most > 1:
-        answer.append(
-            f"Each batch size stands at the best of up to {most:g} learning rates: the lowest of "
-            "several noisy means is a little too low, and intervals take the chosen rates as known."
-        )
     return answer if sentence is None else [*answer, sentence]
 
 
 def _short(group_fits: Sequence[GroupFits]) -> list[str]:
     """Say of the first group what its samples buy, and its critical batch size."""
-    first, *other_groups = group_fits
-    fit = first.fit
-    where = "the target" if math.isinf(first.target) else f"a loss of {first.target:g}"
-    critical = first.headlines["critical_batch_size"]
-    sentences = []
-    if first.unsettled is not None:
-        sentences.append(
-            f"{first.prefix}What fewer optimizer steps cost is not identified: no target is "
-            f"settled. At {where} {first.unsettled}."
-        )
-    elif "steps_ratio" in first.headlines:
-        fewer, more = first.headlines["steps_ratio"], first.headlines["samples_ratio"]
-        low, high = fit.batches["global_batch_size"].iloc[[0, -1]]
-        sentences.append(
-            f"{first.prefix}From a global batch of {low:g} to {high:g} samples{_rates(fit)}, "
-            f"{where} takes {fewer.text()} times fewer optimizer steps{_over_readings(fewer)} and "
-            f"{more.text()} times the samples{_over_readings(more)} (n = {fewer.n} seeds; "
-            f"{_rule(fit)})."
-        )
-    if first.unsettled is None and critical.is_identified:
-        note = None if critical.readings else critical.note
-        sentences.append(
-            f"{first.prefix}The critical batch size, where {where} takes twice the fewest "
-            f"optimizer steps, is {critical.text()} samples{_over_readings(critical)} "
-            f"({len(fit.batches)} batch sizes, n = {fit.n_seeds} seeds; {_rule(fit)})"
-            f"{f': {note}' if note else ''}."
-        )
-    elif first.unsettled is None:
-        sentences.append(f"{first.prefix}The critical batch size is {critical.note}.")
-    if first.unsettled is None:
+    group, *other_groups = group_fits
+    fit, headlines, facts = group.fit, group.headlines, _facts(group)
+    critical, sentences = headlines["critical_batch_size"], list[str]()
+    if group.unsettled is not None:
+        sentences.append(_UNSETTLED.format(**facts, unsettled=group.unsettled))
+    else:
+        if "steps_ratio" in headlines:
+            first, last = fit.batches["global_batch_size"].iloc[[0, -1]]
+            facts |= {"first": first, "last": last, "n": headlines["steps_ratio"].n}
+            sentences.append(_BUYS.format(**facts, rates=_rates(fit)))
+        doubt = f": {critical.note}" if critical.note and not critical.readings else ""
+        template = _SHORT_CRITICAL if critical.is_identified else _SHORT_NO_CRITICAL
+        sentences.append(template.format(**facts, doubt=doubt))
         sentences[0] += _left_out(fit)
     if other_groups:
         rest = count_text(len(other_groups), "more group of runs is", "more groups of runs are")
@@ -219,20 +230,24 @@ def _rule(fit: TradeoffFit) -> str:
     return ", ".join(CROSSING_RULES[rule] for rule in rules) or "steps as the table gives them"
 
 
+def _most_rates(fit: TradeoffFit) -> float:
+    """Return the most learning rates that a batch size was tried at; NaN where none is known."""
+    return float(fit.runs.reindex(columns=["n_learning_rates"])["n_learning_rates"].max())
+
+
 def _rates(fit: TradeoffFit) -> str:
     """Name the learning rates at both ends of the range, where they are known."""
-    rates = fit.runs.get("learning_rate", pd.Series(dtype="float64"))
+    runs = fit.runs.reindex(columns=["global_batch_size", "learning_rate"])
     sizes = fit.batches["global_batch_size"].iloc[[0, -1]]
-    ends = [rates[fit.runs["global_batch_size"].eq(size)] for size in sizes]
-    if rates.empty or any(end.isna().any() or end.nunique() != 1 for end in ends):
+    ends = [runs.loc[runs["global_batch_size"].eq(size), "learning_rate"] for size in sizes]
+    if any(end.isna().any() or end.nunique() != 1 for end in ends):
         return ""
-    texts = [significant(end.iloc[0], 3) for end in ends]
-    most = fit.runs.get("n_learning_rates", pd.Series(dtype="float64")).max()
+    texts = [*dict.fromkeys(significant(end.iloc[0], 3) for end in ends)]
+    most = _most_rates(fit)
     best = f", the best of {most:g}" if most > 1 else ""
-    if texts[0] == texts[1]:
+    if len(texts) == 1:
         return f" (learning rate {texts[0]}{best})"
-    suffix = f"{best} each" if best else ""
-    return f" (learning rates {texts[0]} and {texts[1]}{suffix})"
+    return f" (learning rates {' and '.join(texts)}{best and f'{best} each'})"
 
 
 def _over_readings(estimate: Estimate) -> str:
@@ -269,12 +284,13 @@ def _choose_target(
             for name, e in headlines.items()
         }
         return GroupFits(number, label, fits, main, early, unsettled, headlines)
-    easier = min((target for target in settled if target > main), default=None)
-    others = _other_fits(fit, rows[main])
-    if easier is not None:
-        others[f"at a loss of {easier:g}"] = fits[easier]
     ends = tuple(fit.batches["global_batch_size"].iloc[[0, -1]]) if len(fit.batches) else None
+    others = _other_fits(fit, rows[main])
     readings = {name: _estimates(other, ends) for name, other in others.items()}
+    easier = min((target for target in settled if target > main), default=None)
+    if easier is not None:
+        estimates = _estimates(fits[easier], ends).items()
+        readings[f"at a loss of {easier:g}"] = {n: e for n, e in estimates if n not in _OF_A_TARGET}
     held = {
         name: under_readings(
             estimate,
@@ -282,7 +298,6 @@ def _choose_target(
                 Reading(reading, estimates[name], of_half=reading.startswith("by seeds"))
                 for reading, estimates in readings.items()
                 if name in estimates
-                and not (name in _OF_A_TARGET and reading.startswith("at a loss"))
             ],
         )
         for name, estimate in headlines.items()
@@ -304,15 +319,18 @@ def _other_fits(fit: TradeoffFit, reaches: pd.DataFrame) -> dict[str, TradeoffFi
 
 def _left_out(fit: TradeoffFit) -> str:
     """Name the batch sizes that the fit leaves out, and why."""
-    missed = fit.excluded["reached"] < fit.excluded["runs"]
+    sizes, missed = (
+        fit.excluded["global_batch_size"],
+        fit.excluded["reached"] < fit.excluded["runs"],
+    )
     kinds = {
-        "not all runs reached the target": fit.excluded[missed],
-        "it needs more samples than a larger one": fit.excluded[~missed],
+        "not all runs reached the target": sizes[missed],
+        "it needs more samples than a larger one": sizes[~missed],
     }
     texts = [
-        f"B = {', '.join(f'{size:g}' for size in rows['global_batch_size'])} left out: {why}"
-        for why, rows in kinds.items()
-        if len(rows)
+        f"B = {', '.join(map('{:g}'.format, left_out))} left out: {why}"
+        for why, left_out in kinds.items()
+        if len(left_out)
     ]
     return f" ({'; '.join(texts)}.)" if texts else ""
 
@@ -343,12 +361,9 @@ def _behind(fit: TradeoffFit, critical: Estimate) -> str:
 def _pictures(
     group_fits: list[GroupFits], noise_scales: pd.DataFrame | None, steps: Chart | None
 ) -> list[Chart]:
-    scales = {}
-    for group in group_fits:
-        group_scales = _of_group(noise_scales, group)
-        if group_scales is not None:
-            scales[group.label] = _typical(group_scales)[0]
-    charts = [steps, critical_batch_chart(group_fits, scales)]
+    scales = {group.label: _of_group(noise_scales, group) for group in group_fits}
+    typical = {label: _typical(rows)[0] for label, rows in scales.items() if rows is not None}
+    charts = [steps, critical_batch_chart(group_fits, typical)]
     return [chart for chart in charts if chart is not None]
 
 

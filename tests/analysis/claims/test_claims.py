@@ -483,6 +483,20 @@ def test_the_proportion_of_the_batch_is_by_definition(world):
     assert "by definition" in verdict.explanation
 
 
+def test_a_cut_that_is_timed_alone_tells_its_time_and_no_loss(world):
+    """It stopped early, so that its loss is not to be held against that of a whole training."""
+    table = world()
+    for seed in SEEDS:
+        for cut, recorded in cuts(True, seed):
+            end = (None, 2.0) if cut == (1, 32, 1) else (40, 9.0)
+            table.run(cut, seed, timed_steps=end[0], final_eval_loss=end[1], **recorded)
+    evidence = table.evidence()
+    assert judged("micro-before-accumulation", evidence).verdict == "supported"
+    equivalent = judged("decompositions-are-equivalent", evidence)
+    assert equivalent.n_runs == 0
+    assert "no context has the runs it needs" in equivalent.explanation.lower()
+
+
 def test_one_slow_place_of_many_may_be_chance(world):
     def table(places: int) -> Verdict:
         made = world()

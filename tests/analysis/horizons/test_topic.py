@@ -135,6 +135,13 @@ def test_only_a_schedule_that_ends_with_its_budget_has_horizons():
     assert len(started) == 5
 
 
+def test_a_cut_that_is_timed_alone_is_at_no_horizon():
+    runs, labels = runs_by_horizon(settings("wsd", timed_steps=[40, *[None] * 5]))
+    assert runs["timed_steps"].isna().all()
+    assert len(runs) == 5
+    assert set(runs["group"]) == set(labels) == {0}
+
+
 def test_the_joint_fit_of_a_table_of_final_losses_is_that_of_runs(tmp_path):
     path = tmp_path / "finals.csv"
     planted = pd.concat([finals(sd=0.02).assign(model=model) for model in ("mlp", "gpt")])

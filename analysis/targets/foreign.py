@@ -26,6 +26,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.targets.columns import plain, recognise
 from batchscape.analysis.targets.curves import PROGRESS
 from batchscape.analysis.targets.ends import TO_TARGET, cut, last_losses
@@ -163,7 +164,7 @@ def as_table(table: pd.DataFrame, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
     group, labels, numbers = _groups(foreign, table, how.group)
     has_loss = _has_loss(table, how.minimise)
     what, needed, others = _CURVES if has_loss else _REACHES
-    losses, columns = table.get("loss"), ("global_batch_size", "learning_rate", *others)
+    losses, columns = column_of(table, "loss"), ("global_batch_size", "learning_rate", *others)
     texts = ("seed", "run") if has_loss else ("seed", "run", "outcome")
     table = check(table, what, needed, (*columns, *texts)).reset_index(drop=True)
     rows = table[[name for name in columns if name in table]].assign(group=numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,7 @@ class _Quantity(NamedTuple):
     unit: str
     weights: tuple[int, int, int]
     """Of the parameters, in the sum that is its logarithm."""
-    beyond: dict[str, dict[str, float]]
+    beyond: dict[str, dict[str, Any]]
     """Ends that it keeps no longer where the fitted critical batch size lies beyond the `largest`
     or the `smallest` batch size. The curve is not trusted there, so that it has no value; on a side
     that is absent it stands."""

@@ -80,7 +80,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     statistics = terminalreporter.stats
     failures = [*statistics.get("failed", ()), *statistics.get("error", ())]
     if len(failures) > 1:
-        first = min(failures, key=lambda report: report.stop)
+        # A file that cannot be imported comes before all tests, and has no time.
+        first = min(failures, key=lambda report: getattr(report, "stop", 0))
         terminalreporter.write_line(f"first to fail: {first.nodeid}")
 
 

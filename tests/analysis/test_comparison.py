@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from batchscape.analysis import compare, find_cells, load
-from batchscape.analysis.comparison import throughput_ratios, valid_figures
+from batchscape.analysis.cells import valid_figures
+from batchscape.analysis.comparison import throughput_ratios
 from batchscape.analysis.hardware import add_machines
 from batchscape.analysis.numbers import TIMES
 from batchscape.record.figures import COMPARED, FIGURES

@@ -68,6 +68,21 @@ def test_every_status(folder: RunFolder, status: Status, cause: Cause | None) ->
         assert state.next_step(retry) is expected, (retry, is_held, has_checkpoint)
 
 
+def test_which_runs_have_an_end_and_which_of_these_were_launched() -> None:
+    assert {status for status in Status if not status.has_end} == {Status.PENDING, Status.RUNNING}
+    ends = {status for status in Status if status.has_end}
+    assert {status for status in ends if not status.ended_after_launch} == {Status.REJECTED}
+
+
+def test_a_lost_run_ended_when_it_last_wrote_and_never_before_it_began(folder: RunFolder) -> None:
+    train(folder, Status.INTERRUPTED)
+    for began, ended in ((1.0, folder.written_at), (1e12, 1e12)):
+        state = RunState(folder, RunStatus(Status.RUNNING, attempts=[Attempt(began, 0)]))
+        assert state.is_lost
+        assert state.lost_at == ended
+    assert not replace(state, holder="somebody").is_lost
+
+
 @pytest.mark.parametrize("status", [s for s in Status if s not in SEALED | {Status.REJECTED}])
 def test_what_was_trained_to_its_end_is_sealed_whatever_its_status(
     folder: RunFolder, status: Status

@@ -98,4 +98,4 @@ def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
             "of `group`; fit each alone, as table[table['group'] == 0]"
         )
         raise AnalysisError(msg)
-    return rows[rows.reindex(columns=figures).notna().any(axis=1)]
+    return rows[rows.reindex(columns=list(figures)).notna().any(axis=1)]

@@ -75,8 +75,8 @@ def missing_evidence(evidence: Basis) -> list[str]:
         *_missing_times(evidence),
         *(
             _settle(what, study)
-            for (what, study), known in zip(_STUDIES.items(), identified, strict=True)
-            if not known
+            for (what, study), settled in zip(_STUDIES.items(), identified, strict=True)
+            if not settled
         ),
         *_missing_seeds(evidence),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,32 +31,31 @@ class _Quantity(NamedTuple):
     unit: str
     weights: tuple[int, int, int]
     """Of the parameters, in the sum that is its logarithm."""
-    beyond: dict[str, dict[str, Any]]
-    """Ends that it keeps no longer where the fitted critical batch size lies beyond the `largest`
-    or the `smallest` batch size. The curve is not trusted there, so that it has no value; on a side
-    that is absent it stands."""
+    beyond: dict[str, str]
+    """The end that it loses, `low` or `high` or neither, where the fitted critical batch size lies
+    beyond the `largest` or the `smallest` batch size. The curve is not trusted there, so that it
+    has no value; beyond a side that is absent it stands."""
 
 
-_LEAST: dict[str, float] = {"low": 0.0}
 _QUANTITIES = {
     "s_min": _Quantity(
         "a of {formula}: fewest optimizer steps to target, at any batch size",
         "optimizer steps",
         (1, 0, 0),
-        {"largest": _LEAST},
+        {"largest": "low"},
     ),
     "e_min": _Quantity(
         "b of S = a + b/B: fewest samples to target, far below the critical batch size",
         "samples",
         (1, 1, 0),
-        {"smallest": _LEAST},
+        {"smallest": "low"},
     ),
-    "exponent": _Quantity("alpha of {formula}", "", (0, 0, 1), {"largest": {}, "smallest": {}}),
+    "exponent": _Quantity("alpha of {formula}", "", (0, 0, 1), {"largest": "", "smallest": ""}),
     "critical_batch_size": _Quantity(
         "mccandlish: {critical} of {formula}, where steps to target are twice the fewest",
         "samples",
         (0, 1, 0),
-        {"largest": {"high": math.inf}, "smallest": _LEAST},
+        {"largest": "high", "smallest": "low"},
     ),
 }
 
@@ -198,14 +197,15 @@ def _estimate(fit: Fitted, name: str, definition: str) -> Estimate:
     quantity = _QUANTITIES[name]
     log_value = float(fit.theta[0] @ quantity.weights)
     low, high = (math.exp(log_value + end) for end in fit.ends[name])
-    n = fit.measurements.n_seeds
-    estimate = Estimate(math.exp(log_value), low, high, n, quantity.unit, fit.method, definition)
     reason = _undecided(fit, name)
     critical, sizes = math.exp(fit.log_critical), fit.measurements.batches
     side = "largest" if critical > sizes.max() else "smallest" if critical < sizes.min() else ""
     if side in quantity.beyond:
-        estimate = replace(estimate, **quantity.beyond[side])
+        lost = quantity.beyond[side]
+        low, high = 0.0 if lost == "low" else low, math.inf if lost == "high" else high
         reason = reason or _extrapolated(fit, "the critical batch size", critical, side)
+    n = fit.measurements.n_seeds
+    estimate = Estimate(math.exp(log_value), low, high, n, quantity.unit, fit.method, definition)
     return _stated(fit, estimate, reason)
 
 

@@ -17,7 +17,7 @@ from batchscape.analysis.report.analyze import analyze
 from batchscape.analysis.report.write import write_report
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curves_of
-from batchscape.analysis.targets.foreign import HowToRead, as_table, read_table
+from batchscape.analysis.targets.foreign import ReadOptions, as_table, read_table
 from batchscape.analysis.targets.summary import reaches_table
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.analysis.tradeoff.targets import critical_batch_curve
@@ -26,8 +26,8 @@ from batchscape.record.tables import load
 __all__ = [
     "Estimate",
     "Evidence",
-    "HowToRead",
     "Needs",
+    "ReadOptions",
     "analyze",
     "as_table",
     "at_best_learning_rate",

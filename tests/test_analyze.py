@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from batchscape.analysis.report.analyze import Analysis, analyze
-from batchscape.analysis.targets.foreign import HowToRead
+from batchscape.analysis.targets.foreign import ReadOptions
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
 
@@ -66,7 +66,7 @@ def test_a_published_table_gives_its_published_critical_batches(tmp_path):
     zhang().to_csv(tmp_path / "zhang.csv", index=False)
     analysis = analyze(
         tmp_path / "zhang.csv",
-        HowToRead(group=["model"], columns={"steps_to_target": "steps_used"}),
+        ReadOptions(group=["model"], columns={"steps_to_target": "steps_used"}),
         form="two_term",
         reference_batch_size=256,
     )
@@ -199,7 +199,7 @@ def outcome_of(number, folder):
     broken(rng).to_csv(path, index=False)
     group = ["model"] if "model" in path.read_text().partition("\n")[0] else []
     try:
-        analyze(path, HowToRead(group=group))
+        analyze(path, ReadOptions(group=group))
     except AnalysisError as error:
         return "refused" if len(str(error)) > 10 else "refused without a word"
     return "analysed"
@@ -325,7 +325,7 @@ def critical(analysis: Analysis) -> list[float]:
 
 def test_a_pruned_trial_of_optuna_has_no_final_loss():
     """Written by Optuna: trial 5 was pruned at a loss of 1.0, below all that ended."""
-    analysis = analyze(FOREIGN / "optuna_trials.csv", HowToRead(columns=OPTUNA))
+    analysis = analyze(FOREIGN / "optuna_trials.csv", ReadOptions(columns=OPTUNA))
     table = pd.read_csv(FOREIGN / "optuna_trials.csv")
     ended = table[table["state"].eq("COMPLETE")]
     assert len(analysis.runs) == len(ended) == 13
@@ -348,7 +348,7 @@ def test_the_calls_of_log_are_no_optimizer_steps(tmp_path):
     """Curves of a Trainer, to a loss of 2.6 in 400 (1 + 64 / B) steps, as W&B exports them."""
     path = with_three_seeds("wandb_history_hf.csv", tmp_path)
     analysis = analyze(
-        path, HowToRead(columns={"loss": "eval/loss"}), targets=[2.6], form="two_term"
+        path, ReadOptions(columns={"loss": "eval/loss"}), targets=[2.6], form="two_term"
     )
     assert critical(analysis) == pytest.approx([64.0], rel=0.005)
     assert "train/global_step is taken for optimizer_step" in analysis.notes
@@ -363,9 +363,9 @@ def test_a_table_with_nothing_but_the_calls_of_log_is_refused(tmp_path):
     with pytest.raises(
         AnalysisError, match=r"_step \(or Step\) counts calls of its log, .* --column"
     ):
-        analyze(tmp_path / "t.csv", HowToRead(columns={"loss": "eval/loss"}))
+        analyze(tmp_path / "t.csv", ReadOptions(columns={"loss": "eval/loss"}))
     chosen = {"loss": "eval/loss", "optimizer_step": "_step"}
-    assert analyze(tmp_path / "t.csv", HowToRead(columns=chosen, first_step=1)).sections
+    assert analyze(tmp_path / "t.csv", ReadOptions(columns=chosen, first_step=1)).sections
 
 
 def test_steps_that_are_counted_from_0_are_asked_about(tmp_path, capsys):
@@ -375,6 +375,8 @@ def test_steps_that_are_counted_from_0_are_asked_about(tmp_path, capsys):
     assert main(command) == 2
     text = " ".join(capsys.readouterr().err.split())
     assert "measured at 15, 31, 47, each one less than a multiple of 16" in text
-    analysis = analyze(path, HowToRead(columns={"loss": "val_loss"}, first_step=0))
+    analysis = analyze(path, ReadOptions(columns={"loss": "val_loss"}, first_step=0))
     assert critical(analysis) == pytest.approx([400.0] * 5, rel=0.005)
-    assert min(critical(analyze(path, HowToRead(columns={"loss": "val_loss"}, first_step=1)))) > 410
+    assert (
+        min(critical(analyze(path, ReadOptions(columns={"loss": "val_loss"}, first_step=1)))) > 410
+    )

@@ -34,9 +34,9 @@ from batchscape.analysis.report.writers import escape_markdown, write_csv
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.crossings import Crossing, steps_to_target
 from batchscape.analysis.targets.foreign import (
-    AS_IT_SAYS,
+    DEFAULT_OPTIONS,
     ForeignTable,
-    HowToRead,
+    ReadOptions,
     as_table,
     read_file,
 )
@@ -106,7 +106,7 @@ class Analysis:
 
 def analyze(
     path: Path,
-    how: HowToRead = AS_IT_SAYS,
+    options: ReadOptions = DEFAULT_OPTIONS,
     *,
     targets: Sequence[float] | None = None,
     form: Form | None = None,
@@ -118,7 +118,7 @@ def analyze(
 
     Parameters
     ----------
-    path, how
+    path, options
         As for `read_table`.
     targets : sequence of float, optional
         Losses to reach; by default chosen from curves, or all of a table of steps to target.
@@ -133,15 +133,15 @@ def analyze(
         If the table is refused, a target is not in it, or an option needs another kind of table.
     """
     table = read_file(path)
-    read = as_table(table, how)
+    read = as_table(table, options)
     _refuse_unfit(read, targets, crossing)
     sections: Sequence[Section | None]
     if read.kind == "final losses":
         runs = read.table
         warnings = [_unequal_lengths(runs), tied_warning(runs, "final_eval_loss")]
-        others = [name for name in how.group if name != _HORIZON]
-        pooled = as_table(table, replace(how, group=others))
-        horizons = pooled.table[_HORIZON] if _HORIZON in how.group else math.inf
+        others = [name for name in options.group if name != _HORIZON]
+        pooled = as_table(table, replace(options, group=others))
+        horizons = pooled.table[_HORIZON] if _HORIZON in options.group else math.inf
         sections = [
             learning_rate_section(pd.DataFrame(), runs, groups=read.groups),
             horizons_section(pooled.table.assign(horizon=horizons), pooled.groups),

@@ -84,7 +84,7 @@ _NAMED = 6
 
 
 @dataclass(frozen=True)
-class HowToRead:
+class ReadOptions:
     """What a foreign table does not say of itself."""
 
     group: Sequence[str] = ()
@@ -103,7 +103,7 @@ class HowToRead:
     another."""
 
 
-AS_IT_SAYS = HowToRead()
+DEFAULT_OPTIONS = ReadOptions()
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,14 @@ class ForeignTable:
     """Columns that were renamed, values that were translated, and columns that were not used."""
 
 
-def read_table(path: Path, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
+def read_table(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ForeignTable:
     """Read a file of curves, of steps to target, or of final losses.
 
     Parameters
     ----------
     path : Path
         `.csv`, `.tsv`, `.parquet`, or JSON lines (`.jsonl`, `.ndjson`).
-    how : HowToRead, optional
+    options : ReadOptions, optional
         What the table does not say of itself.
 
     Raises
@@ -134,10 +134,10 @@ def read_table(path: Path, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
     AnalysisError
         If the file cannot be read as its ending says, or the table is refused by `as_table`.
     """
-    return as_table(read_file(path), how)
+    return as_table(read_file(path), options)
 
 
-def as_table(table: pd.DataFrame, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
+def as_table(table: pd.DataFrame, options: ReadOptions = DEFAULT_OPTIONS) -> ForeignTable:
     """Understand a DataFrame as curves, as steps to target, or as final losses.
 
     Parameters
@@ -145,7 +145,7 @@ def as_table(table: pd.DataFrame, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
     table : DataFrame
         With a column of losses: curves, or final losses where every run has one; with one of
         steps to target: reaches.
-    how : HowToRead, optional
+    options : ReadOptions, optional
         What the table does not say of itself.
 
     Raises
@@ -155,14 +155,14 @@ def as_table(table: pd.DataFrame, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
         run is there twice, a NaN, a status or the number of a step may stand for two things, or of
         final losses none is left.
     """
-    for name in how.group:
+    for name in options.group:
         if name not in table:
             have = ", ".join(map(str, table.columns))
             msg = f"--group {name}: the table has no such column; it has: {have}"
             raise AnalysisError(msg)
-    foreign, (table, notes) = table, recognise(table, how.columns)
-    group, labels, numbers = _groups(foreign, table, how.group)
-    has_loss = _has_loss(table, how.minimise)
+    foreign, (table, notes) = table, recognise(table, options.columns)
+    group, labels, numbers = _groups(foreign, table, options.group)
+    has_loss = _has_loss(table, options.minimise)
     what, needed, others = _CURVES if has_loss else _REACHES
     losses, columns = column_of(table, "loss"), ("global_batch_size", "learning_rate", *others)
     texts = ("seed", "run") if has_loss else ("seed", "run", "outcome")
@@ -170,7 +170,7 @@ def as_table(table: pd.DataFrame, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
     rows = table[[name for name in columns if name in table]].assign(group=numbers)
     names = ("status", "outcome", "trajectory_id")
     rows = rows.assign(**{n: table[n].to_numpy(dtype=object) for n in names if n in table})
-    rows = _steps_done(_statuses(rows, notes), how.first_step)
+    rows = _steps_done(_statuses(rows, notes), options.first_step)
     rows["seed"] = _seeds(table, notes)
     if has_loss:
         rows = _runs(table, rows, notes)
@@ -183,11 +183,11 @@ def as_table(table: pd.DataFrame, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
     notes += _unused(table, rows, group)
     if not has_loss:
         return ForeignTable("reaches", _reaches(rows), labels, tuple(notes))
-    minimise = how.minimise
+    minimise = options.minimise
     has_progress = bool({"optimizer_step", "samples"} & set(rows))
     # Where nothing says how far a run was, its only loss is its last.
     rows = rows if has_progress else rows.assign(optimizer_step=1.0)
-    rows = _measured(rows, losses, how.nan, notes)
+    rows = _measured(rows, losses, options.nan, notes)
     is_run_unique = rows["run"].is_unique
     if not has_progress and (minimise == "steps" or not is_run_unique):
         msg = (
@@ -196,7 +196,7 @@ def as_table(table: pd.DataFrame, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
             "or `run` tells runs apart"
         ) + (_LOG_CALLS if {"_step", "Step"} & set(table) else "")
         raise AnalysisError(msg)
-    _refuse_steps_from_0(rows, how.first_step)
+    _refuse_steps_from_0(rows, options.first_step)
     curves = tidy_curves(rows)
     if minimise == "steps" or (minimise is None and not is_run_unique):
         return ForeignTable("curves", curves, labels, tuple(notes))

@@ -553,11 +553,11 @@ def _analyze(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="folder for page, tables, figures and paper")
     parsed = parser.parse_args(arguments)
     from batchscape.analysis.report.analyze import analyze
-    from batchscape.analysis.targets.foreign import HowToRead
+    from batchscape.analysis.targets.foreign import ReadOptions
 
     analysis = analyze(
         parsed.table,
-        HowToRead(
+        ReadOptions(
             group=parsed.group,
             columns=dict(parsed.column),
             minimise=parsed.minimise,

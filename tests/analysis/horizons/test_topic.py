@@ -18,7 +18,7 @@ from batchscape.analysis.horizons.topic import (
 from batchscape.analysis.report.analyze import analyze
 from batchscape.analysis.report.latex import to_latex
 from batchscape.analysis.report.writers import to_markdown
-from batchscape.analysis.targets.foreign import HowToRead
+from batchscape.analysis.targets.foreign import ReadOptions
 from batchscape.cli import main
 
 
@@ -149,7 +149,7 @@ def test_the_joint_fit_of_a_table_of_final_losses_is_that_of_runs(tmp_path):
     table = planted.rename(columns={"final_eval_loss": "loss", "horizon": "samples"})
     table["run"] = range(len(table))
     table.drop(columns="group").to_csv(path, index=False)
-    apart = analyze(path, HowToRead(group=["model", "samples"])).sections[1]
+    apart = analyze(path, ReadOptions(group=["model", "samples"])).sections[1]
     together = horizons_section(finals(sd=0.02), {}).headlines
     assert len(apart.headlines) == 2 * len(together)
     for name, estimate in together.items():

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from batchscape.analysis.targets.columns import ALIASES
 from batchscape.analysis.targets.crossings import steps_to_target
-from batchscape.analysis.targets.foreign import STATUS_WORDS, HowToRead, as_table, read_table
+from batchscape.analysis.targets.foreign import STATUS_WORDS, ReadOptions, as_table, read_table
 from batchscape.analysis.targets.summary import reaches_table
 from batchscape.errors import AnalysisError
 
@@ -60,7 +60,7 @@ def test_steps_to_target_are_recognised_and_every_renaming_is_said():
 
 
 def test_curves_are_recognised_by_their_loss():
-    foreign = as_table(table(CURVES), HowToRead(nan="diverged"))
+    foreign = as_table(table(CURVES), ReadOptions(nan="diverged"))
     assert foreign.kind == "curves"
     assert foreign.table["samples"].tolist() == [0, 80, 0, 160]
     assert foreign.table["run"].nunique() == 2
@@ -71,7 +71,7 @@ def test_curves_are_recognised_by_their_loss():
 def test_a_name_that_is_given_decides():
     both = table(STEPS).assign(steps_to_target=1.0)
     assert as_table(both).table["steps_to_target"].eq(1.0).all()
-    foreign = as_table(both, HowToRead(columns={"steps_to_target": "steps"}))
+    foreign = as_table(both, ReadOptions(columns={"steps_to_target": "steps"}))
     assert foreign.table["steps_to_target"].iloc[0] == 100.0
 
 
@@ -85,7 +85,7 @@ def test_groups_keep_rows_apart():
     two = pd.concat([table(STEPS).assign(model="a"), table(STEPS).assign(model="b")])
     with pytest.raises(AnalysisError, match=r"global_batch_size=8, seed=0 is there .* --group"):
         as_table(two)
-    foreign = as_table(two, HowToRead(group=["model"]))
+    foreign = as_table(two, ReadOptions(group=["model"]))
     assert foreign.groups == {0: "a", 1: "b"}
     assert foreign.table["group"].value_counts().to_dict() == {0: 6, 1: 6}
 
@@ -94,7 +94,9 @@ def test_a_setting_that_is_not_used_is_named():
     rates = pd.concat([table(STEPS).assign(width=64, target=3.0),
                        table(STEPS).assign(width=128, target=2.0)])  # fmt: skip
     assert "not used, and it varies: width" in as_table(rates).notes[-1]
-    assert not any("not used" in note for note in as_table(rates, HowToRead(group=["width"])).notes)
+    assert not any(
+        "not used" in note for note in as_table(rates, ReadOptions(group=["width"])).notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,19 +127,19 @@ def test_bad_columns_are_refused():
     with pytest.raises(AnalysisError, match="batch_size_tokens counts tokens"):
         as_table(table(STEPS).rename(columns={"batch_size": "batch_size_tokens"}))
     with pytest.raises(AnalysisError, match="no such column; it has: batch_size, trial, steps"):
-        as_table(table(STEPS), HowToRead(group=["model"]))
+        as_table(table(STEPS), ReadOptions(group=["model"]))
     with pytest.raises(AnalysisError, match="no column 'x'"):
-        as_table(table(STEPS), HowToRead(columns={"seed": "x"}))
+        as_table(table(STEPS), ReadOptions(columns={"seed": "x"}))
     with pytest.raises(AnalysisError, match="'sede' is no column of ours"):
-        as_table(table(STEPS), HowToRead(columns={"sede": "trial"}))
+        as_table(table(STEPS), ReadOptions(columns={"sede": "trial"}))
     with pytest.raises(AnalysisError, match="one column cannot be two things"):
-        as_table(table(STEPS), HowToRead(columns={"seed": "trial", "run": "trial"}))
+        as_table(table(STEPS), ReadOptions(columns={"seed": "trial", "run": "trial"}))
     with pytest.raises(AnalysisError, match="more than one is called batch_size"):
         as_table(table(STEPS.replace("trial", "batch_size")))
     with pytest.raises(AnalysisError, match="needs optimizer_step or samples"):
-        as_table(table(CURVES).drop(columns="step"), HowToRead(nan="diverged"))
+        as_table(table(CURVES).drop(columns="step"), ReadOptions(nan="diverged"))
     with pytest.raises(AnalysisError, match="several at step 10"):
-        as_table(pd.concat([table(CURVES), table(CURVES).iloc[[1]]]), HowToRead(nan="diverged"))
+        as_table(pd.concat([table(CURVES), table(CURVES).iloc[[1]]]), ReadOptions(nan="diverged"))
 
 
 def test_every_kind_of_file_gives_the_same(tmp_path):
@@ -219,7 +221,7 @@ def test_an_empty_loss_is_missing_and_nan_was_logged(tmp_path, text, logged):
     assert crossings(foreign.table) == (lost if logged else kept)
     words = "2 of 8 losses are NaN, taken as logged" if logged else "2 of 8 rows have no loss"
     assert any(words in note for note in foreign.notes)
-    assert crossings(read_table(path, HowToRead(nan="missing")).table) == kept
+    assert crossings(read_table(path, ReadOptions(nan="missing")).table) == kept
 
 
 def test_a_run_without_any_loss_stays_in_the_counts(tmp_path):
@@ -241,15 +243,15 @@ def test_formats_that_tell_missing_from_nan_are_read_so(tmp_path, kind):
         path.write_text("\n".join(json.dumps(row) for row in rows.to_dict("records")))
     foreign = read_table(path)
     assert crossings(foreign.table) == [("reached", 10.0), ("diverged", math.inf)]
-    assert crossings(read_table(path, HowToRead(nan="missing")).table) == [("reached", 10.0)] * 2
+    assert crossings(read_table(path, ReadOptions(nan="missing")).table) == [("reached", 10.0)] * 2
 
 
 def test_what_pandas_cannot_tell_is_asked_about(tmp_path):
     rows = table(BENT.format(""))
     rows.to_parquet(tmp_path / "t.parquet")
-    for ask in (lambda **nan: as_table(rows, HowToRead(**nan)),
-                lambda **nan: as_table(rows.convert_dtypes(), HowToRead(**nan)),
-                lambda **nan: read_table(tmp_path / "t.parquet", HowToRead(**nan))):  # fmt: skip
+    for ask in (lambda **nan: as_table(rows, ReadOptions(**nan)),
+                lambda **nan: as_table(rows.convert_dtypes(), ReadOptions(**nan)),
+                lambda **nan: read_table(tmp_path / "t.parquet", ReadOptions(**nan))):  # fmt: skip
         with pytest.raises(AnalysisError, match=r"no number in 2 of 8 rows, such as row 3.*--nan"):
             ask()
         assert crossings(ask(nan="missing").table) == [("reached", 10.0)] * 2
@@ -264,11 +266,14 @@ def test_a_column_of_groups_is_used():
     assert foreign.groups == {0: "a", 1: "b"}
     assert foreign.table["group"].tolist() == [0] * 6 + [1] * 6
     assert "2 groups, never pooled: a and b" in foreign.notes
-    assert as_table(two.assign(size=1), HowToRead(group=["size"])).groups == {0: "a, 1", 1: "b, 1"}
-    assert as_table(two, HowToRead(group=["group"])).groups == {0: "a", 1: "b"}
+    assert as_table(two.assign(size=1), ReadOptions(group=["size"])).groups == {
+        0: "a, 1",
+        1: "b, 1",
+    }
+    assert as_table(two, ReadOptions(group=["group"])).groups == {0: "a", 1: "b"}
     with_models = two.rename(columns={"group": "model"})
     assert "not used, and it varies: model" in as_table(with_models).notes[-1]
-    assert as_table(with_models, HowToRead(columns={"group": "model"})).groups == {0: "a", 1: "b"}
+    assert as_table(with_models, ReadOptions(columns={"group": "model"})).groups == {0: "a", 1: "b"}
 
 
 def test_cuts_of_one_trajectory_are_no_further_seeds():
@@ -296,18 +301,18 @@ def test_one_loss_a_run_is_a_table_of_final_losses(tmp_path):
     assert foreign.kind == "final losses"
     assert foreign.table["final_eval_loss"].tolist() == [2.5, 2.3, math.inf, 2.4, 2.2]
     assert foreign.table["samples"].eq(800).all()
-    assert read_table(path, HowToRead(minimise="steps")).kind == "curves"
+    assert read_table(path, ReadOptions(minimise="steps")).kind == "curves"
     path.write_text(FINAL.replace(",step", "").replace(",100", "").replace(",50", ""))
     assert read_table(path).table["final_eval_loss"].tolist() == [2.5, 2.3, math.inf, 2.4, 2.2]
     with pytest.raises(AnalysisError, match="needs optimizer_step or samples"):
-        read_table(path, HowToRead(minimise="steps"))
+        read_table(path, ReadOptions(minimise="steps"))
 
 
 def test_the_last_losses_of_curves_are_minimised_where_asked():
     rows = table(BENT.format("2.9"))
     assert as_table(rows).kind == "curves"
     foreign = as_table(
-        rows.assign(status=["completed"] * 7 + ["diverged"]), HowToRead(minimise="loss")
+        rows.assign(status=["completed"] * 7 + ["diverged"]), ReadOptions(minimise="loss")
     )
     assert foreign.table["final_eval_loss"].tolist() == [2.9, math.inf]
     both = table(STEPS).assign(loss=2.0)
@@ -380,7 +385,7 @@ def test_a_clash_that_matters_is_refused_unless_one_is_named():
     curves = pd.DataFrame({"bs": 8, "step": [1, 2], "val/loss": [3.0, 2.0], "val_loss": [9.0, 8.0]})
     with pytest.raises(AnalysisError, match="more than one is called val_loss"):
         as_table(curves)
-    assert as_table(curves, HowToRead(columns={"loss": "val/loss"})).table["loss"].tolist() == [
+    assert as_table(curves, ReadOptions(columns={"loss": "val/loss"})).table["loss"].tolist() == [
         3.0,
         2.0,
     ]
@@ -418,10 +423,10 @@ def test_steps_that_may_be_numbers_from_0_are_asked_about(runs, numbers_text):
     with pytest.raises(AnalysisError, match=f"a run was measured at {numbers_text}"):
         as_table(curves)
     for first in (0, 1):
-        foreign = as_table(curves, HowToRead(first_step=first)).table["optimizer_step"]
+        foreign = as_table(curves, ReadOptions(first_step=first)).table["optimizer_step"]
         assert foreign.tolist() == (curves["step"] + 1 - first).tolist()
     with pytest.raises(AnalysisError, match=r"--first-step is 0 or 1, the number of .*; got -5"):
-        as_table(curves, HowToRead(first_step=-5))
+        as_table(curves, ReadOptions(first_step=-5))
 
 
 def test_the_step_of_a_file_of_wandb_is_asked_about():
@@ -430,7 +435,7 @@ def test_the_step_of_a_file_of_wandb_is_asked_about():
         AnalysisError, match=r"needs optimizer_step .* \(or Step\) counts calls of its"
     ):
         as_table(curves)
-    foreign = as_table(curves, HowToRead(columns={"optimizer_step": "Step"}))
+    foreign = as_table(curves, ReadOptions(columns={"optimizer_step": "Step"}))
     assert foreign.table["optimizer_step"].tolist() == [2, 4, 6]
     both = as_table(curves.assign(global_step=[1, 2, 3]))
     assert both.table["optimizer_step"].tolist() == [1, 2, 3]

@@ -163,7 +163,9 @@ def as_table(table: pd.DataFrame, how: HowToRead = AS_IT_SAYS) -> ForeignTable:
     group, labels, numbers = _groups(foreign, table, how.group)
     has_loss = _has_loss(table, how.minimise)
     what, needed, others = _CURVES if has_loss else _REACHES
-    losses, columns = table.get("loss"), ("global_batch_size", "learning_rate", *others)
+    # What is missing and what was logged as NaN are one once they are numbers.
+    losses: pd.Series[Any] = table["loss"] if "loss" in table else pd.Series(dtype=object)
+    columns = ("global_batch_size", "learning_rate", *others)
     texts = ("seed", "run") if has_loss else ("seed", "run", "outcome")
     table = check(table, what, needed, (*columns, *texts)).reset_index(drop=True)
     rows = table[[name for name in columns if name in table]].assign(group=numbers)

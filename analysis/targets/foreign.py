@@ -164,6 +164,7 @@ def as_table(table: pd.DataFrame, options: ReadOptions = DEFAULT_OPTIONS) -> For
     group, labels, numbers = _groups(foreign, table, options.group)
     has_loss = _has_loss(table, options.minimise)
     what, needed, others = _CURVES if has_loss else _REACHES
+    # What is missing and what was logged as NaN are one once they are numbers.
     losses, columns = column_of(table, "loss"), ("global_batch_size", "learning_rate", *others)
     texts = ("seed", "run") if has_loss else ("seed", "run", "outcome")
     table = check(table, what, needed, (*columns, *texts)).reset_index(drop=True)

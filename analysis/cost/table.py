@@ -89,13 +89,15 @@ def is_sharded(runs: pd.DataFrame) -> bool:
     return bool((settings["engine.name"].eq("fsdp") | stage.gt(0)).any())
 
 
-def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
+def one_group(
+    table: pd.DataFrame, needed: Sequence[str] = (), others: Sequence[str] = ()
+) -> pd.DataFrame:
     """Check a table of one group, and keep the rows that have one of the figures."""
-    rows = check(table, "a cost table", FACTORS, figures)
+    rows = check(table, "a cost table", (*FACTORS, *needed), others)
     if "group" in table.columns and table["group"].nunique(dropna=False) > 1:
         msg = (
             "a cost model is of one machine, model and setting, and the table mixes several values "
             "of `group`; fit each alone, as table[table['group'] == 0]"
         )
         raise AnalysisError(msg)
-    return rows[rows.reindex(columns=list(figures)).notna().any(axis=1)]
+    return rows[rows.reindex(columns=[*needed, *others]).notna().any(axis=1)]

@@ -119,7 +119,7 @@ def fit_memory(table: pd.DataFrame, *, is_sharded: bool = False) -> MemoryModel:
     AnalysisError
         As `check` does, or if the table has several groups, or no row a figure.
     """
-    rows = one_group(table, list(MEMORY_PHASES))
+    rows = one_group(table, others=list(MEMORY_PHASES))
     devices = replace(MEMORY_TERMS["devices_gib"], may_save=is_sharded)
     terms = {**MEMORY_TERMS, "devices_gib": devices}
     phases = {

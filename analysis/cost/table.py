@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
+from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.labels import group_labels
 from batchscape.analysis.targets.schema import check
 from batchscape.config import Affects, affects_of
@@ -64,7 +65,7 @@ def cost_table(cells: Cells) -> pd.DataFrame:
         steps over their number, with those that warm up, sample noise or are slow), NaN where the
         machine was not free.
     """
-    figures = cells.figures
+    figures = valid_figures(cells.runs)
     runs = cells.runs.loc[figures.index]
     names = [*MEMORY_PHASES, "step_time_s", *TIME_PARTS]
     identifiers = [
@@ -88,13 +89,15 @@ def is_sharded(runs: pd.DataFrame) -> bool:
     return bool((settings["engine.name"].eq("fsdp") | stage.gt(0)).any())
 
 
-def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
+def one_group(
+    table: pd.DataFrame, needed: Sequence[str] = (), others: Sequence[str] = ()
+) -> pd.DataFrame:
     """Check a table of one group, and keep the rows that have one of the figures."""
-    rows = check(table, "a cost table", FACTORS, figures)
+    rows = check(table, "a cost table", (*FACTORS, *needed), others)
     if "group" in table.columns and table["group"].nunique(dropna=False) > 1:
         msg = (
             "a cost model is of one machine, model and setting, and the table mixes several values "
             "of `group`; fit each alone, as table[table['group'] == 0]"
         )
         raise AnalysisError(msg)
-    return rows[rows.reindex(columns=[*figures]).notna().any(axis=1)]
+    return rows[rows.reindex(columns=[*needed, *others]).notna().any(axis=1)]

@@ -151,7 +151,7 @@ def curve_groups(cells: Cells, across: Collection[str] = ()) -> pd.DataFrame:
     names = [n for n in cells.settings if n in {*names, *beside}]
     group = table.groupby(names, sort=False).ngroup() if names else table["micro_batch_size"] * 0
     group = group.astype("int64")
-    members = [tuple(map(int, group.index[group.eq(number)])) for number in range(group.max() + 1)]
+    members = [tuple(map(int, group.index[group.eq(number)])) for number in range(group.nunique())]
     group_table = table.assign(group=group).drop_duplicates("group").set_index("group")[names]
     group_table.insert(0, "label", group_labels(group_table))
     return group_table.assign(cells=pd.Series(members, index=group_table.index, dtype=object))

@@ -227,7 +227,7 @@ def _against_fastest(rows: pd.DataFrame, chosen: pd.Series[Any], where: str) -> 
         return f"; the step time of this cut is {chosen['source']}, not measured."
     if rows.empty:
         return f"; no cut of this batch {where} was timed."
-    best = rows.loc[rows["time_log"].idxmin()]
+    best = rows.sort_values("time_log").iloc[0]
     ratio = math.exp(best["time_log"] - chosen["time_log"])
     return f"; {where}, {cut_text(best)} takes {ratio:.3g} times as long."
 

@@ -338,7 +338,7 @@ def _regret(compared: pd.DataFrame, others: pd.DataFrame, costliest: list[str]) 
     takes = f"which takes {FEWEST} seeds that reach and {FEWEST} valid times"
     lines = [f"Not identified: what a wrong choice would cost, {takes} of another geometry."]
     if has_interval.any():
-        rival = others.loc[others["times_slower_low"].idxmin()]
+        rival = others.sort_values("times_slower_low").iloc[0]
         lost = 100 * (1 - rival["times_slower_low"])
         lines = [
             f"If this is the wrong one, at most {significant(lost, 2)} % of the time is lost, "

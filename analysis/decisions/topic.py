@@ -105,11 +105,7 @@ def _headlines(chosen: pd.Series[Any], evidence: Basis, suffix: str) -> dict[str
 def _full(recommendation: Recommendation, evidence: Basis) -> pd.DataFrame:
     """Name the runs of each cut that was timed beside those of the steps, which cuts share."""
     timed = evidence.table[evidence.table["step_time_s"].notna()]
-
-    def joined(texts: pd.Series[Any]) -> str:
-        return ";".join(sorted(set(map(str, texts))))
-
-    names = timed.groupby(list(FACTORS))[["run_id", "sweep_dir"]].agg(joined)
+    names = timed.groupby(list(FACTORS))[["run_id", "sweep_dir"]].agg(_joined)
     names.columns = pd.Index(["run_ids", "sweep_dirs"])
     table = recommendation.candidates.rename(columns={"run_ids": "steps_from"})
     table = table.join(names, on=list(FACTORS))
@@ -117,3 +113,7 @@ def _full(recommendation: Recommendation, evidence: Basis) -> pd.DataFrame:
     table[names.columns] = table[names.columns].where(measured, "").fillna("")
     table["recommended"] = (table[list(FACTORS)] == list(recommendation.geometry or ())).all(axis=1)
     return table.assign(level=LEVEL)
+
+
+def _joined(names: pd.Series[Any]) -> str:
+    return ";".join(sorted(set(map(str, names))))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.labels import group_labels
 from batchscape.analysis.targets.schema import check
 from batchscape.config import Affects, affects_of
@@ -65,7 +64,7 @@ def cost_table(cells: Cells) -> pd.DataFrame:
         steps over their number, with those that warm up, sample noise or are slow), NaN where the
         machine was not free.
     """
-    figures = valid_figures(cells.runs)
+    figures = cells.figures
     runs = cells.runs.loc[figures.index]
     names = [*MEMORY_PHASES, "step_time_s", *TIME_PARTS]
     identifiers = [

@@ -1,9 +1,9 @@
 """From run folders, or any table, to numbers, tables, figures and a report.
 
 Everything here takes and returns DataFrames: `load` reads sweep folders, `find_cells` sorts runs
-into cells, and `write_report` writes all there is to say of them. Each statistic can be had alone,
-also for data that batchscape did not produce; their columns are in `docs/analysis_tables.md`. No
-runtime of the training is needed.
+into cells, and `write_report` writes all there is to say of them. What `__all__` names can be had
+alone, also for data that batchscape did not produce; their columns are in
+`docs/analysis_tables.md`. No runtime of the training is needed.
 """
 
 from __future__ import annotations

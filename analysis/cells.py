@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -140,17 +140,6 @@ class Cells:
         """Name a setting of cells that differ in their global batch."""
         is_scaled = name == RATE and _SCALED in self.settings
         return "base learning rate" if is_scaled else setting_label(name)
-
-    def only(self, numbers: Collection[int]) -> Cells:
-        """Keep the runs of some cells, and those of `contexts` that still distinguish them."""
-        table = self.table.loc[sorted(numbers)]
-        contexts: list[str] = []
-        # The learning rate comes last: it may follow from settings that were chosen with it.
-        for name in sorted(self.contexts, key=lambda name: name == RATE):
-            if not follows(table, ["global_batch_size", *contexts], name):
-                contexts.append(name)
-        runs = self.runs[self.runs["cell"].isin(numbers)]
-        return replace(self, runs=runs, contexts=contexts)
 
     def incomplete(self) -> pd.Series[bool]:
         """Return whether each cell has a started run that did not complete; indexed by `cell`."""

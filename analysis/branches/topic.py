@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from batchscape.analysis.branches.critical import TRAINING, critical_batches, estimate_of
@@ -62,7 +63,7 @@ def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
             headlines = dict(zip(names, estimates, strict=True))
     if len(ramps):
         tables.append(_ramp_table(ramps))
-        charts.append(_ramps_chart(ramps))
+        charts += [_ramps_chart(ramps)] if np.isfinite(ramps["difference"]).any() else []
         counts = ramps["verdict"].value_counts().items()
         answer.append(
             f"Of {len(ramps)} schedules of the batch, against the first batch throughout: "
@@ -217,12 +218,13 @@ def _branches_chart(table: pd.DataFrame, largest: int) -> Chart:
 
 def _ramps_chart(ramps: pd.DataFrame) -> Chart:
     """Draw what each schedule of the batch loses, beside the optimizer steps that it spares."""
-    steps = ramps["optimizer_steps"].astype(str)
-    names = ramps["batches"] + " (" + steps + " steps, " + ramps["saved"] + " fewer)"
+    ramps = ramps[np.isfinite(ramps["difference"])]
+    names = ramps["batches"] + " (" + ramps["optimizer_steps"].astype(str) + " steps)"
+    bases = " against " + ramps["against"] if ramps["against"].nunique() > 1 else ""
     places = ramps["at"] + ": " if ramps["at"].nunique() > 1 else ""
     rows = pd.DataFrame(
         {
-            "name": places + names,
+            "name": places + names + bases,
             "series": ramps["verdict"],
             "value": ramps["difference"],
             "value_low": ramps["low"],
@@ -236,13 +238,14 @@ def _ramps_chart(ramps: pd.DataFrame) -> Chart:
     return Chart(
         "ramps",
         "Schedules of the batch at equal samples",
-        f"Final held-out loss less that of {ramps['against'].iloc[0]} throughout, over pairs of "
-        "seeds, with 95 % intervals: no worse where the interval ends before the margin.",
+        "Final held-out loss less that of the first batch throughout, over pairs of seeds, with "
+        "95 % intervals: no worse where the interval ends before the margin. Schedules that "
+        "diverged are not drawn.",
         Axis({"value": "difference of the final held-out loss (nats)"}),
         Axis({"name": ""}, kind="names"),
         [
             Marks("rule", pd.DataFrame({"value": [0.0]}), "no difference"),
-            Marks("interval", rows[rows["value_low"].notna()]),
+            Marks("interval", rows[ramps["n"].ge(FEWEST)]),
             Marks("point", rows, size=30),
             *([Marks("point", margins, "margin", size=60)] if len(margins) else []),
         ],

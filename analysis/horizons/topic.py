@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import Cells, find_cells
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import GREY, INK
@@ -52,10 +52,28 @@ def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
 
 
 def without_shorter_horizons(cells: Cells, runs: pd.DataFrame) -> Cells:
-    """Keep, where a grid of `runs_by_horizon` has several, the cells of the longest one."""
-    longest = runs.groupby("group")["horizon"].transform("max")
-    is_shorter = runs["group"].isin(_grids(runs)) & runs["horizon"].lt(longest)
-    return cells.only({*cells.runs["cell"]} - {*runs.loc[is_shorter, "cell"]})
+    """Leave out shorter horizons of a training whose longest one has a grid of all their runs.
+
+    `runs` are those of `runs_by_horizon`; one counts that has a final loss or diverged. Cells keep
+    their numbers.
+    """
+    runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *NAMES, "seed", LOSS])])
+    shorter: list[int] = []
+    for _, rows in runs.groupby("group"):
+        ended = rows[rows[LOSS].notna() | rows["status"].eq("diverged")]
+        longest = ended["horizon"].max()
+        at_longest = ended[ended["horizon"].eq(longest)]
+        points = set(at_longest[[*NAMES, "seed"]].itertuples(index=False, name=None))
+        others = ended[ended["horizon"].lt(longest)][[*NAMES, "seed"]]
+        has_all = points.issuperset(others.itertuples(index=False, name=None))
+        if has_all and at_longest[list(NAMES)].nunique().ge(3).all():
+            shorter += rows.index[rows["horizon"].lt(longest)].tolist()
+    if not shorter:
+        return cells
+    kept = find_cells(cells.runs.drop(index=shorter, columns="cell"))
+    number = cells.runs["cell"].groupby(kept.runs["cell"]).first()
+    renumbered = kept.runs.assign(cell=kept.runs["cell"].map(number))
+    return replace(kept, runs=renumbered, table=cells.table, replaced=cells.replaced)
 
 
 def _grids(runs: pd.DataFrame) -> list[int]:

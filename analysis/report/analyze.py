@@ -38,6 +38,7 @@ from batchscape.analysis.targets.foreign import (
     ForeignTable,
     ReadOptions,
     as_table,
+    pooled_groups,
     read_file,
 )
 from batchscape.analysis.targets.tidy import distinct_trajectories
@@ -139,12 +140,14 @@ def analyze(
     if read.kind == "final losses":
         runs = read.table
         warnings = [_unequal_lengths(runs), tied_warning(runs, "final_eval_loss")]
-        others = [name for name in options.group if name != _HORIZON]
-        pooled = as_table(table, replace(options, group=others))
-        horizons = pooled.table[_HORIZON] if _HORIZON in options.group else math.inf
+        by_horizon = _HORIZON in options.group
+        numbers, labels = pooled_groups(table, options, across=_HORIZON)
+        pooled = runs.assign(
+            group=runs["group"].map(numbers), horizon=runs[_HORIZON] if by_horizon else math.inf
+        )
         sections = [
             learning_rate_section(pd.DataFrame(), runs, groups=read.groups),
-            horizons_section(pooled.table.assign(horizon=horizons), pooled.groups),
+            horizons_section(pooled, labels),
             _final_losses(runs, read.groups),
         ]
         first, *rest = filter(None, sections)

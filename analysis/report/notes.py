@@ -32,13 +32,9 @@ _HAPPENED = {
 """Sentences on completed runs, by the column that is true or above zero."""
 
 
-def find_notes(cells: Cells, damaged: Mapping[str, str], shorter: int = 0) -> list[str]:
-    """Say which runs the comparison lacks and what limits its numbers.
-
-    `damaged` is by folder; `shorter` runs belong to horizons that are not the longest.
-    """
+def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
+    """Say which runs the comparison lacks and what limits its numbers; `damaged` is by folder."""
     return [
-        *_horizons(shorter),
         *_excluded(damaged, cells.replaced),
         *_statuses(cells.runs),
         *_limits(cells.runs),
@@ -48,12 +44,15 @@ def find_notes(cells: Cells, damaged: Mapping[str, str], shorter: int = 0) -> li
     ]
 
 
-def _horizons(shorter: int) -> Iterator[str]:
-    if shorter:
-        yield (
-            f"Answers on losses are for the longest horizon; {count_text(shorter, 'run')} of "
-            "shorter ones count in 'Batch and rate together' alone."
-        )
+def notes_on_horizons(shorter: int) -> list[str]:
+    """Say what is for the longest horizon alone, where so many runs are of shorter ones."""
+    if not shorter:
+        return []
+    return [
+        "Answers on losses, the recommendation and claims are for the longest horizon of each "
+        f"training; {count_text(shorter, 'run')} of shorter ones count in the comparison, in what "
+        "a step costs and in 'Batch and rate together'."
+    ]
 
 
 def _excluded(damaged: Mapping[str, str], replaced: pd.DataFrame) -> Iterator[str]:

@@ -236,14 +236,14 @@ TOPICS = (
     ),
     Topic(
         "Batch and rate together",
-        lambda m: None if m.reaches is None else horizons_section(*m.by_horizon),
+        lambda m: horizons_section(*m.by_horizon),
     ),
     Topic("Targets", _targets),
     Topic(
         "Gradient noise scale",
         lambda m: noise_scale_section(m.longest, m.tables.steps, m.noise, m.at_best),
     ),
-    Topic("Engines side by side", lambda m: engines_section(m.cells, m.tables)),
+    Topic("Engines side by side", lambda m: engines_section(m.longest, m.tables)),
     Topic("Side by side", lambda m: comparing_section(m.longest, m.reaches)),
     Topic("Failures and retries", lambda m: failures_section(m.cells.runs, m.tables.attempts)),
 )

@@ -19,7 +19,7 @@ from batchscape.analysis.figures.comparison import comparison_charts
 from batchscape.analysis.figures.loss import loss_chart
 from batchscape.analysis.page.page import html_page
 from batchscape.analysis.report.methods import methods
-from batchscape.analysis.report.notes import find_notes
+from batchscape.analysis.report.notes import find_notes, notes_on_horizons
 from batchscape.analysis.report.page import page
 from batchscape.analysis.report.sections import (
     announce,
@@ -171,8 +171,10 @@ def _write(
             begin_figures(section, out, drawing)
         all_sections.append(section)
     sections = all_sections[1:]
-    notes = find_notes(cells, tables.damaged, shorter=len(cells.runs) - len(material.longest.runs))
+    on_horizons = notes_on_horizons(len(cells.runs) - len(material.longest.runs))
+    notes = [*on_horizons, *find_notes(cells, tables.damaged)]
     sentences = methods(cells, sections)
+    sentences["Runs"] += on_horizons
     files = [out / "report.md", out / "report.html"]
     files += section_files(all_sections, out, figures=drawing is not None)
     files.append(out / "tables" / "runs.csv")

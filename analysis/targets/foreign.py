@@ -312,6 +312,16 @@ def _refuse_separator(path: Path, kind: str) -> None:
     raise AnalysisError(msg)
 
 
+def pooled_groups(
+    table: pd.DataFrame, options: ReadOptions, across: str
+) -> tuple[dict[int, int], dict[int, str]]:
+    """Return the group of each group of `as_table` without one column, and labels of these."""
+    renamed, _ = recognise(table, options.columns)
+    _, _, numbers = _groups(table, renamed, options.group)
+    _, labels, pooled = _groups(table, renamed, [name for name in options.group if name != across])
+    return dict(zip(numbers.tolist(), pooled.tolist(), strict=True)), labels
+
+
 def _groups(
     table: pd.DataFrame, renamed: pd.DataFrame, names: Sequence[str]
 ) -> tuple[Sequence[str], dict[int, str], NDArray[np.int64]]:

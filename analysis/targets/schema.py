@@ -155,8 +155,9 @@ def _numbers(column: pd.Series[Any]) -> tuple[pd.Series[float], pd.Series[bool]]
     """Return a column as numbers, and where it has a text that is none."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
         return column.astype("float64"), pd.Series(data=False, index=column.index)
-    # As objects, for Arrow's NaN is no missing value.
+    # As objects, for Arrow's NaN is no missing value; True and 1j are no numbers of a table.
     objects = column.astype(object)
+    objects = objects.where(~objects.map(type).isin([bool, np.bool_, complex]), "no number")
     numbers = pd.to_numeric(objects, errors="coerce").astype("float64")
     words = objects.astype(str).str.strip().str.lower()
     return numbers, numbers.isna() & ~objects.isna() & ~words.isin(MISSING | NAN)

@@ -28,8 +28,8 @@ _KEYS = ("group", "global_batch_size", "program_cut", "learning_rate", "target_l
 
 def tidy_reaches(reaches: pd.DataFrame) -> pd.DataFrame:
     """Add the columns of `steps_to_target` that a foreign table of reaches lacks."""
-    needed = ("global_batch_size", "steps_to_target")
-    reaches = check(reaches, "a table of steps to target", needed).reset_index(drop=True)
+    needed, others = ("global_batch_size", "steps_to_target"), (*TO_TARGET, "outcome")
+    reaches = check(reaches, "a table of steps to target", needed, others).reset_index(drop=True)
     for name, value in {"group": 0, "seed": np.nan, "target_loss": np.nan}.items():
         if name not in reaches:
             reaches[name] = value

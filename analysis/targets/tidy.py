@@ -15,6 +15,7 @@ from batchscape.text import list_text
 
 _NEEDED = ("run", "global_batch_size", "loss")
 _PROGRESS = ("optimizer_step", "samples")
+_OTHERS = (*_PROGRESS, "tokens", "train_time_s")
 _DEFAULTS: dict[str, Any] = {
     "group": 0,
     "seed": np.nan,
@@ -46,7 +47,7 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
         As `check` does, or if progress is not known, a setting of a run changes, or a measurement
         is there twice.
     """
-    curves = check(curves, "a table of curves", _NEEDED, _PROGRESS).reset_index(drop=True)
+    curves = check(curves, "a table of curves", _NEEDED, _OTHERS).reset_index(drop=True)
     if not {*_PROGRESS} & set(curves):
         names = list_text(map(str, curves.columns), "and")
         msg = (

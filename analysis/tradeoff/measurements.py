@@ -66,7 +66,7 @@ def measure(reaches: pd.DataFrame) -> Measurements:
         As `check` does, or if runs are repeated, or several groups, targets or learning rates are
         mixed.
     """
-    reaches = check(reaches, "a trade-off", _NEEDED)
+    reaches = check(reaches, "a trade-off", _NEEDED, ("outcome",))
     # Cuts and timing repeats of one trajectory draw no new noise, nor do cuts of a program.
     rows = _checked(distinct_trajectories(reaches.drop(columns="program_cut", errors="ignore")))
     left_out = []

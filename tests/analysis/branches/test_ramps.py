@@ -138,7 +138,7 @@ def test_ramps_are_compared_by_pairs_of_seeds() -> None:
     (margin,) = [mark.table for mark in chart.marks if mark.name == "margin"]
     assert lost["value"].tolist() == pytest.approx([0.1015, 0.3015])
     assert (lost["value_low"] > margin["value"]).all()
-    assert "(68 steps, 53% fewer)" in lost["name"].iloc[0]
+    assert lost["name"].str.endswith(("(68 steps)", "(52 steps)")).all()
 
 
 def test_budgets_and_cuts_that_are_timed_alone_are_kept_apart() -> None:

@@ -143,33 +143,56 @@ def test_a_cut_that_is_timed_alone_is_at_no_horizon():
     assert set(runs["group"]) == set(labels) == {0}
 
 
-def test_the_joint_fit_of_a_table_of_final_losses_is_that_of_runs(tmp_path):
+@pytest.mark.parametrize("has_run", [True, False])
+def test_the_joint_fit_of_a_table_of_final_losses_is_that_of_runs(has_run, tmp_path):
     path = tmp_path / "finals.csv"
     planted = pd.concat([finals(sd=0.02).assign(model=model) for model in ("mlp", "gpt")])
     table = planted.rename(columns={"final_eval_loss": "loss", "horizon": "samples"})
-    table["run"] = range(len(table))
+    if has_run:
+        table["run"] = range(len(table))
     table.drop(columns="group").to_csv(path, index=False)
-    apart = analyze(path, ReadOptions(group=["model", "samples"])).sections[1]
+    options = ReadOptions(group=["model", "samples"], minimise=None if has_run else "loss")
+    apart = analyze(path, options).sections[1]
     together = horizons_section(finals(sd=0.02), {}).headlines
     assert len(apart.headlines) == 2 * len(together)
     for name, estimate in together.items():
         assert apart.headlines[f"{name}_0"].text(6) == estimate.text(6)
 
 
-def test_losses_elsewhere_are_those_of_the_longest_horizon():
+def without_shorter(runs):
+    cells = find_cells(runs)
+    return cells, without_shorter_horizons(cells, runs_by_horizon(cells)[0])
+
+
+def test_losses_elsewhere_are_those_of_the_longest_horizon_where_it_has_all_runs():
     grid = pd.concat(
         [
             settings("cosine").runs.assign(
                 **{"optimizer.learning_rate": rate, "learning_rate": rate}
             )
             for rate in (0.1, 0.2, 0.4)
-        ]
-    ).drop(columns=["cell", "timing_note"])
-    kept = longest(find_cells(grid))
-    assert kept.runs["planned_samples"].tolist() == [640] * 9
-    assert kept.contexts == ["optimizer.learning_rate"]
-    for other in (grid[grid["learning_rate"] < 0.3], grid.assign(**{"schedule.name": "constant"})):
-        assert len(longest(find_cells(other)).runs) == len(other)
+        ],
+        ignore_index=True,
+    ).assign(final_eval_loss=1.0, seed=0)
+    grid = grid.drop(columns=["cell", "timing_note"])
+    cells, longest = without_shorter(grid)
+    assert longest.runs["planned_samples"].tolist() == [640] * 9
+    assert longest.contexts == ["optimizer.learning_rate"]
+    assert cells.runs["cell"][longest.runs.index].tolist() == longest.runs["cell"].tolist()
+    ends_late = grid["planned_samples"].eq(640)
+    # One long run beside a grid, one that is at work, other schedules, two rates, no loss at all.
+    one_long = ~ends_late | (grid.index == ends_late.idxmax())
+    at_work = grid.assign(status=grid["status"].mask(grid.index == ends_late.idxmax(), "running"))
+    at_work["final_eval_loss"] = at_work["final_eval_loss"].where(at_work["status"] != "running")
+    for runs in (
+        grid[one_long],
+        at_work,
+        grid.assign(**{"schedule.name": "constant"}),
+        grid[grid["learning_rate"] < 0.3],
+        grid.drop(columns="final_eval_loss"),
+    ):
+        cells, longest = without_shorter(runs)
+        assert longest is cells
 
 
 def test_one_horizon_needs_no_samples(tmp_path):
@@ -198,6 +221,8 @@ def test_a_sweep_over_horizons_is_trained_and_reported(tmp_path, capsys):
     assert (runs["schedule.decay_samples"] * 10 == runs["budget.samples"]).all()
     page = Path(folder / "report" / "report.md").read_text()
     assert "## Batch and rate together" in page
-    assert "for the longest horizon; 18 runs of shorter ones count in 'Batch and rate" in page
+    assert "for the longest horizon of each training; 18 runs of shorter ones count in" in page
+    methods = (folder / "report" / "paper" / "methods.tex").read_text()
+    assert "longest horizon of each training; 18 runs" in " ".join(methods.split())
     reached = pd.read_csv(tables / "targets.csv")["run_ids"].str.split(";").explode()
     assert set(reached) <= set(runs.loc[runs["budget.samples"].eq(320), "run_id"])

@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from batchscape.analysis import fit_tradeoff, reaches_table, steps_to_target
 from batchscape.analysis.targets.schema import check
 from batchscape.errors import AnalysisError
 
@@ -68,3 +69,21 @@ def test_a_table_that_is_none_is_refused():
         check(table.iloc[:0], "curves", ["loss"])
     with pytest.raises(AnalysisError, match=r"more than one is called a$"):
         check(table.set_axis(["a", "a"], axis=1), "curves", ["a"])
+
+
+@pytest.mark.parametrize(
+    ("read", "changed", "words"),
+    [
+        (steps_to_target, {"tokens": "many"}, "tokens is a finite number"),
+        (reaches_table, {"samples_to_target": "many"}, "samples_to_target is a number above 0"),
+        (reaches_table, {"outcome": "lost"}, "outcome is one of reached"),
+        (fit_tradeoff, {"outcome": "lost"}, "outcome is one of reached"),
+        (reaches_table, {"steps_to_target": [True] * 3}, "steps_to_target is a number above 0"),
+        (reaches_table, {"steps_to_target": [1j] * 3}, "steps_to_target is a number above 0"),
+    ],
+)
+def test_columns_that_a_table_may_lack_are_checked_where_they_are_there(read, changed, words):
+    rows = {"run": range(3), "loss": [3.0, 2.0, 1.0], "optimizer_step": [1, 2, 3]}
+    table = pd.DataFrame({**rows, "global_batch_size": 8, "seed": range(3), "steps_to_target": 9})
+    with pytest.raises(AnalysisError, match=words):
+        read(table.assign(**changed))

@@ -121,6 +121,24 @@ def test_gradients_come_from_the_last_layer_to_the_first_in_every_micro_step(spe
         ]
 
 
+def test_a_module_of_a_user_may_change_the_default_type(spec_of):
+    config, module = built(spec_of, "bfloat16", recomputes=False)
+    losses = []
+    for default in (torch.float32, torch.float64):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(default)
+        try:
+            geometry = BatchGeometry(1, 1, 2, MICRO_STEPS)
+            engine = DdpEngine(module, config.engine, config.optimizer, "bfloat16", geometry)
+            steps = enumerate(batches())
+            losses.append(
+                [engine.micro_step(*b, 1 / 64, last=a == MICRO_STEPS - 1).item() for a, b in steps]
+            )
+        finally:
+            torch.set_default_dtype(before)
+    assert losses[0] == losses[1]
+
+
 def test_what_is_forgotten_leaves_no_copy(spec_of):
     """Micro-steps that only compile end in no last one; weights may change after them."""
     config, module = built(spec_of, "bfloat16", recomputes=False)

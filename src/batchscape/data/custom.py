@@ -276,11 +276,11 @@ class _Check:
                     f"other {name} the second time",
                 )
         single_batch = self._batch(self._indices[-1:])
-        for name, in_batch, sample_counts in zip(
+        for name, in_batch, single in zip(
             ("inputs", "labels"), (inputs[-1:], labels[-1:]), single_batch, strict=True
         ):
             # Padding to the longest sample of a batch may change the shape.
-            if in_batch.shape == sample_counts.shape and not torch.equal(in_batch, sample_counts):
+            if in_batch.shape == single.shape and not torch.equal(in_batch, single):
                 self._breach(
                     "a sample of batch must not depend on the others in it",
                     f"other {name} for sample {self._indices[-1]} alone",

@@ -108,7 +108,7 @@ class FsdpEngine(PlainEngine):
             if p.requires_grad
         )
         self._is_last = False
-        self._last_step_bytes = 0
+        self._last_micro_step_bytes = 0
         self._is_first = True
         """Whether the next micro-step is the first of an optimizer step."""
         _shard(module, config, device, self._count)
@@ -128,18 +128,18 @@ class FsdpEngine(PlainEngine):
             follow_first_rank(self.module)
         self._is_first = last
         _root(self.module).set_requires_gradient_sync(last)
-        self._is_last, self._last_step_bytes = last, 0
+        self._is_last, self._last_micro_step_bytes = last, 0
         with autocast(self._device_type, self._precision), casts_dropped():
             loss: Tensor = self.module(inputs, labels)[0]
         beat(Phase.BACKWARD)
         (loss * weight).backward()
         if last:
-            if self._last_step_bytes != self.gradient_bytes:
+            if self._last_micro_step_bytes != self.gradient_bytes:
                 msg = (
                     "engine=fsdp exchanges the gradients of all blocks in the last micro-step, "
                     f"{self.gradient_bytes} bytes of this model, and exchanged "
-                    f"{self._last_step_bytes}: every block must be used in every forward, on every "
-                    "rank; use engine=ddp for models that leave blocks out"
+                    f"{self._last_micro_step_bytes}: every block must be used in every forward, on "
+                    "every rank; use engine=ddp for models that leave blocks out"
                 )
                 raise BatchscapeError(msg)
             self.marks.exchange_ends()
@@ -212,14 +212,14 @@ class FsdpEngine(PlainEngine):
         super()._update()
 
     def _count(self, exchanged: int) -> None:
-        """Count bytes that are given to the exchange now, and set the marks of the last step."""
+        """Count bytes that the exchange is given now, and set the marks of the last micro-step."""
         self.exchanged_bytes += exchanged
         if not self._is_last:
             return
-        if self._last_step_bytes == 0:
+        if self._last_micro_step_bytes == 0:
             self.marks.exchange_begins()
-        self._last_step_bytes += exchanged
-        if self._last_step_bytes == self.gradient_bytes:
+        self._last_micro_step_bytes += exchanged
+        if self._last_micro_step_bytes == self.gradient_bytes:
             self.marks.gradients_ready()
 
 

@@ -52,9 +52,6 @@ class CastOnce:
         self._region: torch.autocast | None = None
         """Open between the first micro-step and the last."""
         self._in_order = True
-        cast = torch.ones(1, requires_grad=True).double()
-        self._of_cast = next(graph_of(cast)).name()
-        """Name of the node of a cast, which is torch's own to choose."""
 
     @contextmanager
     def forward(self, *, last: bool) -> Iterator[None]:
@@ -78,9 +75,13 @@ class CastOnce:
         if self._in_order:
             return
         self._in_order = True
+        # The name of the node of a cast is torch's own to choose.
+        with torch.enable_grad():
+            cast = torch.ones(1, dtype=torch.float32, requires_grad=True).double()
+        name_of_cast = next(graph_of(cast)).name()
         for node in graph_of(loss):
             # Casts of what is no weight were made in this micro-step, and are young.
-            if node.name() == self._of_cast and hasattr(node.next_functions[0][0], "variable"):
+            if node.name() == name_of_cast and hasattr(node.next_functions[0][0], "variable"):
                 node._set_sequence_nr(_RUNS_FIRST)  # type: ignore[attr-defined]
 
     def forget(self) -> None:

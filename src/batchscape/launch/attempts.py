@@ -309,7 +309,7 @@ class Attempts:
     def _write_start(self, spec: RunSpec, state: RunState, launch: dict[str, Any]) -> RunStatus:
         """Write the files of an attempt that begins into the folder of a run; return its status."""
         folder, before = state.folder, deepcopy(state.record)
-        if state.is_lost:
+        if state.is_lost and before.attempts:
             note_end(before, _LOST, state.lost_at)
         attempts = before.attempts
         remove_dead_writes_of_run(folder)

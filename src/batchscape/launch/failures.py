@@ -80,6 +80,7 @@ class Failures:
         if not all(shared <= _settings(spec) for spec in queue):
             return ""
         statuses = (RunStatus.if_readable(run.status) for run in self._sweep.run_folders())
+        # The program of a sealed run works.
         self._has_trained = any(status and status.status.is_sealed for status in statuses)
         if self._has_trained:
             return ""

@@ -112,16 +112,18 @@ def _build(config: RunConfig, data: DataIdentity) -> nn.Module:
         return build_hugging_face(model, data, config.sequence_length)
     if isinstance(model, Mlp):
         if data.features is None:
+            other = "model=hf" if data.task == "class" else "a language model, such as gpt_nano"
             msg = (
                 "model=mlp needs samples that are vectors; these data are sequences of tokens: use "
-                "a language model, such as model=gpt_nano"
+                f"{other}, or a model of your own"
             )
             raise ConfigError(msg)
         return MlpModel(model, data.features, data.classes)
     if data.features is not None or data.task == "class":
+        kind = "vectors" if data.features is not None else "classes"
         msg = (
             f"model={model.name} predicts the next token of a sequence, and these data have "
-            "classes; use model=mlp for vectors, model=hf for sequences"
+            f"{kind}; use model=mlp for vectors, model=hf for classes of sequences"
         )
         raise ConfigError(msg)
     if config.sequence_length is None:

@@ -211,8 +211,8 @@ def _network(
     class_name = "AutoModelForSequenceClassification" if classifies else "AutoModelForCausalLM"
     if library_config.is_encoder_decoder:
         msg = (
-            f"model=hf trains decoders alone, and {library_config.model_type} is an encoder with a "
-            "decoder; use a causal model, such as gpt2 or llama"
+            f"model=hf cannot train {library_config.model_type}, an encoder with a decoder; use a "
+            f"model that is one of the two, such as {'bert' if classifies else 'gpt2'}"
         )
         raise ConfigError(msg)
     options = {"attn_implementation": "sdpa", "dtype": torch.float32}

@@ -31,16 +31,19 @@ def disk_warning(specs: Sequence[RunSpec], sweep: SweepFolder) -> str | None:
         for spec in open_specs
     )
     # One more is written before the oldest is removed; branch points stay until nobody needs them,
-    # and others on request.
+    # and others on request, but of cuts that are only timed.
     points = set(find_beginnings(launch_order(open_specs), sweep).values())
-    points |= {Beginning(spec.run_id, step) for spec in open_specs for step in kept_steps(spec)}
+    whole_specs = (spec for spec in open_specs if spec.timed_steps is None)
+    points |= {Beginning(spec.run_id, step) for spec in whole_specs for step in kept_steps(spec)}
+    points = {p for p in points if not sweep.run(p.trunk).branch_point(p.optimizer_steps).exists()}
     states = (CHECKPOINTS_KEPT + 1) * sum(sizes[-at_once:])
     needed, free = states + len(points) * max(sizes, default=0), free_bytes(sweep.path)
     if needed <= free:
         return None
     return (
         f"Checkpoints take {size_text(needed)} at one time, and {size_text(free)} are free: make "
-        "space, give a sweep_dir on another disk, or a smaller launcher.concurrent_runs."
+        "space, give a sweep_dir on another disk, a smaller launcher.concurrent_runs, or fewer "
+        "checkpoint.keep_at_samples."
     )
 
 

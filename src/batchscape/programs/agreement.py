@@ -27,7 +27,7 @@ def observed_batch(log: Log, launcher_world_size: int | None) -> dict[str, Any]:
 
 
 def contradictions(spec: RunSpec, log: Log, observed: Mapping[str, Any]) -> list[str]:
-    """Return how the observed batch of a program differs from the planned one."""
+    """Return how the batch of a program, where it was observed, differs from the planned one."""
     geometry, length = spec.geometry, spec.config.sequence_length
     planned: dict[str, tuple[int, ...]] = {
         "world_size": (geometry.data_parallel_size,),

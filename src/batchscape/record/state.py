@@ -212,7 +212,7 @@ def is_rejected_by_plan(status: str, cause: str | None) -> bool:
 
 
 def unsealed(specs: Iterable[RunSpec], sweep: SweepFolder) -> list[RunSpec]:
-    """Return the runs that are not sealed yet, by their files alone, which are fast to list."""
+    """Return the runs without sealed tables; one whose launcher died while sealing has them."""
     sealed = {f.path.name for f in sweep.run_folders() if f.parquet("steps").exists()}
     return [spec for spec in specs if spec.run_id not in sealed]
 

@@ -87,7 +87,7 @@ class WorkerLoader(BatchLoader):
     ) -> None:
         super().__init__(dataset, stream, device, precision)
         self._steps = steps
-        self._fetched_steps: deque[tuple[int, int, int]] = deque()
+        self._announced_steps: deque[tuple[int, int, int]] = deque()
         """Steps whose indices workers have: the step, its micro-steps and its labels."""
         children_before = set(multiprocessing.active_children())
         # The rank answers signals to the run's process group. They are blocked until each worker
@@ -118,7 +118,7 @@ class WorkerLoader(BatchLoader):
     def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:
         """Return the micro-batches of the next optimizer step."""
         # Workers have always begun the next step, so the queue is never empty here.
-        expected, micro_steps, labels = self._fetched_steps.popleft()
+        expected, micro_steps, labels = self._announced_steps.popleft()
         if (optimizer_step, sampling) != (expected, True):
             msg = f"micro-batches are fetched in order: {expected=}, {optimizer_step=}, {sampling=}"
             raise AssertionError(msg)
@@ -139,7 +139,7 @@ class WorkerLoader(BatchLoader):
     def _indices(self) -> Iterator[Indices]:
         for k in self._steps:
             samples = self._stream.step(k)
-            self._fetched_steps.append((k, len(samples.indices), samples.labels))
+            self._announced_steps.append((k, len(samples.indices), samples.labels))
             yield from samples.indices
 
     def _next(self) -> MicroBatch:

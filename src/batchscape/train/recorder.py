@@ -73,7 +73,8 @@ class _ExchangeVector(NamedTuple):
     squares: list[float]
     """Square sums of noise samples, one a sampled step."""
     overflows: list[float]
-    """Above 0: a gradient of the step was not finite on some rank; one a step."""
+    """Above 0: a gradient of the step was not finite on some rank; one a step. So every rank comes
+    to the same verdict, also where only one meets such a number."""
 
     @classmethod
     def unpacked(cls, vector: Sequence[float], steps: int) -> _ExchangeVector:

@@ -20,7 +20,6 @@ from batchscape.analysis.targets.curves import curves_of
 from batchscape.analysis.targets.foreign import ReadOptions, as_table, read_table
 from batchscape.analysis.targets.summary import reaches_table
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
-from batchscape.analysis.tradeoff.targets import critical_batch_curve
 from batchscape.record.tables import load
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "at_best_learning_rate",
     "best_learning_rates",
     "compare",
-    "critical_batch_curve",
     "curves_of",
     "find_cells",
     "fit_step_time",

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells
 from batchscape.analysis.comparing.pairs import (
+    Contrast,
     blocks_of,
     contrasts_of,
     labels_of,
@@ -18,7 +18,7 @@ from batchscape.analysis.comparing.pairs import (
     to_lowest,
     values_of,
 )
-from batchscape.analysis.estimates import FEWEST, half_width
+from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.targets.tidy import at_common_target
 
 COMPARED = ("step_time_s", "peak_allocated_gib", "steps_to_target", "final_eval_loss")
@@ -131,7 +131,7 @@ def _rows(table: pd.DataFrame, name: str) -> list[dict[str, object]]:
             "reference": contrast.base,
             "side": contrast.level,
             "quantity": name,
-            **_effect(contrast.values, is_ratio),
+            **_effect(contrast, "ratio" if is_ratio else "difference"),
             "run_ids": ";".join(contrast.run_ids),
         }
         for contrast in contrasts_of(measured, "side", [*GEOMETRY, settings], block, to_first)
@@ -139,16 +139,7 @@ def _rows(table: pd.DataFrame, name: str) -> list[dict[str, object]]:
     ]
 
 
-def _effect(differences: NDArray[np.float64], is_ratio: bool) -> dict[str, object]:
-    n = len(differences)
-    mean = float(differences.mean())
-    half = half_width(differences) if n >= FEWEST else np.nan
-    numbers = np.array([mean, mean - half, mean + half])
-    effect, low, high = np.exp(numbers) if is_ratio else numbers
-    return {
-        "kind": "ratio" if is_ratio else "difference",
-        "effect": effect,
-        "low": low,
-        "high": high,
-        "n": n,
-    }
+def _effect(contrast: Contrast, kind: str) -> dict[str, object]:
+    estimate = contrast.estimate("", kind)
+    low, high = (estimate.low, estimate.high) if estimate.n >= FEWEST else (np.nan, np.nan)
+    return {"kind": kind, "effect": estimate.value, "low": low, "high": high, "n": estimate.n}

@@ -76,14 +76,6 @@ def without_shorter_horizons(cells: Cells, runs: pd.DataFrame) -> Cells:
     return replace(kept, runs=renumbered, table=cells.table, replaced=cells.replaced)
 
 
-def _grids(runs: pd.DataFrame) -> list[int]:
-    """Return the groups with three batches and three rates at least, at some horizon."""
-    values = (
-        runs.reindex(columns=["group", "horizon", *NAMES]).groupby(["group", "horizon"]).nunique()
-    )
-    return values[values.ge(3).all(axis=1)].index.unique("group").tolist()
-
-
 def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section | None:
     """Say which batch and rate are best together; None where there is no grid of both.
 
@@ -96,7 +88,9 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
     """
     if not {*NAMES, LOSS} <= {*runs} or runs[LOSS].isna().all():
         return None
-    grids = _grids(runs)
+    values = runs.groupby(["group", "horizon"])[list(NAMES)].nunique()
+    # A grid of both has three batches, and three rates, at least.
+    grids = values[values.ge(3).all(axis=1)].index.unique("group").tolist()
     labels = {group: group_name(groups, group) if len(grids) > 1 else "" for group in grids}
     answer, warnings, optima, exponents = [], [], [], []
     headlines: dict[str, Estimate] = {}

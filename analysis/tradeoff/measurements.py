@@ -174,10 +174,7 @@ def _checked(rows: pd.DataFrame) -> pd.DataFrame:
     for name, what in (("group", "group of settings"), ("target_loss", "target")):
         if name in rows.columns and rows[name].nunique(dropna=False) > 1:
             values = ", ".join(str(value) for value in rows[name].unique()[:5])
-            msg = (
-                f"a trade-off is fitted for one {what} at a time; {name} has {values}: select one, "
-                "or use critical_batch_curve"
-            )
+            msg = f"a trade-off is fitted for one {what} at a time; {name} has {values}: select one"
             raise AnalysisError(msg)
     _refuse_mixed_rates(rows)
     twice = rows.duplicated(["global_batch_size", "seed"])

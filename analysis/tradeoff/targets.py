@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from batchscape.analysis.targets.schema import check
 from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.analysis.tradeoff.forms import Form
 
@@ -31,21 +30,8 @@ def fit_targets(
     }
 
 
-def critical_batch_curve(
-    reaches: pd.DataFrame,
-    *,
-    form: Form | None = None,
-    overhead: float = 0.2,
-    reference_batch_size: float | None = None,
-) -> pd.DataFrame:
-    """Follow the critical batch size over targets.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        As for `fit_tradeoff`, with `target_loss`.
-    form, overhead, reference_batch_size
-        As for `fit_tradeoff`.
+def curve_of_fits(fits: dict[float, TradeoffFit]) -> pd.DataFrame:
+    """Write the fits of `fit_targets` as a table.
 
     Returns
     -------
@@ -58,17 +44,6 @@ def critical_batch_curve(
         (their ids, where the table has them). The fits share runs, so that their errors go
         together.
     """
-    fits = fit_targets(
-        check(reaches, "a curve over targets", ("target_loss",)),
-        form=form,
-        overhead=overhead,
-        reference_batch_size=reference_batch_size,
-    )
-    return curve_of_fits(fits)
-
-
-def curve_of_fits(fits: dict[float, TradeoffFit]) -> pd.DataFrame:
-    """Write the fits of `fit_targets` as the table of `critical_batch_curve`."""
     rows = []
     for target, fit in fits.items():
         row: dict[str, object] = {"target_loss": target, "form": fit.form}

@@ -9,9 +9,8 @@ from ground_truth import noisy_log_steps, sweep_table
 from scipy import stats
 
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
-from batchscape.analysis.tradeoff.targets import critical_batch_curve
+from batchscape.analysis.tradeoff.targets import curve_of_fits, fit_targets
 from batchscape.analysis.tradeoff.topic import tradeoff_section
-from batchscape.errors import AnalysisError
 
 BATCHES = np.array([8.0, 16, 32, 64, 128, 256, 512])
 CRITICAL = {3.0: 20.0, 2.5: 50.0, 2.0: 120.0}
@@ -47,7 +46,7 @@ def section(reaches):
 
 
 def test_curve_has_the_fit_of_each_target(reaches):
-    curve = critical_batch_curve(reaches).set_index("target_loss")
+    curve = curve_of_fits(fit_targets(reaches)).set_index("target_loss")
     assert list(curve.index) == [3.0, 2.5, 2.0]
     for target, rows in reaches.groupby("target_loss"):
         fit = fit_tradeoff(rows)
@@ -55,11 +54,6 @@ def test_curve_has_the_fit_of_each_target(reaches):
         assert row["critical_batch_size"] == fit.critical_batch_size.value
         assert row["critical_batch_size_low"] < CRITICAL[target] < row["critical_batch_size_high"]
         assert row["runs"].split() == list(fit.runs["run_id"])
-
-
-def test_curve_needs_targets(reaches):
-    with pytest.raises(AnalysisError, match="target_loss"):
-        critical_batch_curve(reaches.drop(columns="target_loss"))
 
 
 def test_section_answers_first_with_definition_and_interval(section, reaches):
@@ -132,7 +126,8 @@ def test_a_form_that_does_not_fit_is_said_first(reaches):
     assert fit.lack_of_fit_p < 0.05
     assert "does not fit these runs (p = " in report.answer[0]
     assert "does not fit" in report.headlines["critical_batch_size"].note
-    assert critical_batch_curve(rows, form="two_term")["note"].str.contains("does not fit").all()
+    curve = curve_of_fits(fit_targets(rows, form="two_term"))
+    assert curve["note"].str.contains("does not fit").all()
     assert fit_tradeoff(reaches[reaches["target_loss"] == 2]).critical_batch_size.note is None
 
 

@@ -45,5 +45,6 @@ def test_what_a_killed_launcher_left_is_removed_and_what_is_in_use_is_not() -> N
     with scratch_folder():
         assert not abandoned.exists()
         assert (occupied / "run").exists()
-    alive.kill()
-    alive.communicate()
+        alive.kill()
+        alive.communicate()
+    assert not occupied.exists()

@@ -63,11 +63,7 @@ def scratch_folder() -> Iterator[Path]:
         If the folder for temporary files cannot be used.
     """
     parent = Path(tempfile.gettempdir())
-    # Folders of launchers that are gone; those of other users cannot be removed.
-    with contextlib.suppress(OSError):
-        for leftover in parent.glob(f"{_PREFIX}*"):
-            if not leftover.is_symlink() and not is_held(leftover / _LOCK):
-                shutil.rmtree(leftover, ignore_errors=True)
+    _remove_leftovers(parent)
     hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
     # It gets its name once it is locked: other launchers remove a folder without a lock.
     lock = take(hidden / _LOCK)
@@ -78,6 +74,16 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             lock.release()
+        # What outlived a killed launcher for a while may have held its folder at the beginning.
+        _remove_leftovers(parent)
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove the folders of launchers that are gone; those of other users cannot be removed."""
+    with contextlib.suppress(OSError):
+        for leftover in parent.glob(f"{_PREFIX}*"):
+            if not leftover.is_symlink() and not is_held(leftover / _LOCK):
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 OTHER_LAUNCHER = "another launcher was at work on this machine"

@@ -222,16 +222,8 @@ def _ramps_chart(ramps: pd.DataFrame) -> Chart:
     names = ramps["batches"] + " (" + ramps["optimizer_steps"].astype(str) + " steps)"
     bases = " against " + ramps["against"] if ramps["against"].nunique() > 1 else ""
     places = ramps["at"] + ": " if ramps["at"].nunique() > 1 else ""
-    rows = pd.DataFrame(
-        {
-            "name": places + names + bases,
-            "series": ramps["verdict"],
-            "value": ramps["difference"],
-            "value_low": ramps["low"],
-            "value_high": ramps["high"],
-            "run_ids": ramps["run_ids"],
-        }
-    )
+    columns = {"difference": "value", "low": "value_low", "high": "value_high", "verdict": "series"}
+    rows = ramps.rename(columns=columns).assign(name=places + names + bases)
     margins = rows[["name"]].assign(value=ramps["margin"]).dropna()
     verdicts = {name: look for name, look in _VERDICTS.items() if rows["series"].eq(name).any()}
     margin = {"margin": Look(INK.colour, INK.dark, "M0,-.7L0,.7")} if len(margins) else {}

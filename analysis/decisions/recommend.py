@@ -276,6 +276,12 @@ def _choose(
         else:
             order = ["device_hours", *order]
             best = safe.sort_values(order, ascending=[True, True, False, False]).iloc[0]
+            cheaper = pool[pool["device_hours"].lt(best["device_hours"])]
+            late = [
+                f"{cut_text(cut)} may take fewer device-hours, but its time has no interval to "
+                f"hold against the deadline: {FEWEST} valid times give one"
+                for _, cut in cheaper[cheaper["time_high_s"].isna()].iterrows()
+            ]
     shared = ["global_batch_size", "data_parallel_size", "source"]
     cuts = compare_with(pool[(pool[shared] == best[shared]).all(axis=1)], best, len(pool))
     tied = cuts[cuts["times_slower_low"] <= 1]
@@ -286,7 +292,7 @@ def _choose(
     if len(tied):
         chosen = tied.sort_values("micro_batch_size").iloc[-1].reindex(best.index)
     in_time: list[str] = []
-    if deadline_s is not None and not late:
+    if deadline_s is not None and not safe.empty:
         by = "device-hours decided"
         if chosen.name != best.name:
             by += ", and the largest micro-batch among cuts that nothing tells from the cheapest"

@@ -35,7 +35,7 @@ from batchscape.analysis.targets.summary import tidy_reaches
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
 from batchscape.record.status import Status
-from batchscape.text import list_text
+from batchscape.text import count_text, list_text
 
 _ENDINGS = {
     ".csv": "csv",
@@ -494,8 +494,10 @@ def _runs(table: pd.DataFrame, rows: pd.DataFrame, notes: list[str]) -> pd.DataF
         run = table["run"].astype(str)
         return rows.assign(run=pd.factorize(run)[0], run_id=run)
     names = [n for n in ("group", "learning_rate", "global_batch_size", "seed") if n in rows]
-    notes.append(f"no column of runs: rows of one {', '.join(names)} are a run")
-    return rows.assign(run=rows.groupby(names, sort=False).ngroup())
+    run = rows.groupby(names, sort=False).ngroup()
+    counts = f"{len(rows)} rows, {count_text(run.nunique(), 'run')}"
+    notes.append(f"no column of runs: rows of one {', '.join(names)} are a run ({counts})")
+    return rows.assign(run=run)
 
 
 def _finals(curves: pd.DataFrame, notes: list[str], *, has_progress: bool) -> pd.DataFrame:

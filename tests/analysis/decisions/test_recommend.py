@@ -192,6 +192,20 @@ def test_a_deadline_takes_the_cheapest_that_meets_it():
     assert any("SURE TO MEET THE DEADLINE" in text for text in never.warnings)
 
 
+def test_a_cheaper_geometry_whose_time_has_no_interval_is_named():
+    basis = evidence([(1, 8, 4), (1, 32, 1)])
+    table = basis.table
+    lone = table["micro_batch_size"].eq(32) & table["seed"].gt(0)
+    table.loc[lone, "step_time_s"] = math.nan
+    recommendation = recommend(basis, Needs(deadline_s=1e5))
+    assert recommendation.geometry == (1, 8, 4)
+    (warning,) = [text for text in recommendation.warnings if "deadline" in text]
+    assert warning.startswith(
+        "1 x 32 x 1 may take fewer device-hours, but its time has no interval"
+    )
+    assert not any("deadline" in text for text in recommend(basis, Needs()).warnings)
+
+
 def test_a_deadline_says_what_decided():
     tied = recommend(
         evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], noise=0.3), Needs(deadline_s=1e5)

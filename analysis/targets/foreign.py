@@ -494,10 +494,10 @@ def _runs(table: pd.DataFrame, rows: pd.DataFrame, notes: list[str]) -> pd.DataF
         run = table["run"].astype(str)
         return rows.assign(run=pd.factorize(run)[0], run_id=run)
     names = [n for n in ("group", "learning_rate", "global_batch_size", "seed") if n in rows]
-    run = rows.groupby(names, sort=False).ngroup()
-    counts = f"{len(rows)} rows, {count_text(run.nunique(), 'run')}"
+    numbers = rows.groupby(names, sort=False).ngroup()
+    counts = f"{len(rows)} rows, {count_text(numbers.nunique(), 'run')}"
     notes.append(f"no column of runs: rows of one {', '.join(names)} are a run ({counts})")
-    return rows.assign(run=run)
+    return rows.assign(run=numbers)
 
 
 def _finals(curves: pd.DataFrame, notes: list[str], *, has_progress: bool) -> pd.DataFrame:

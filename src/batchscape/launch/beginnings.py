@@ -76,25 +76,23 @@ def shared_beginnings(
         runs share is trained twice.
     """
     beginnings: dict[str, Beginning] = {}
-    trunks_by_key: dict[tuple[Any, ...], list[RunSpec]] = {}
+    specs_by_start: dict[tuple[Any, ...], list[RunSpec]] = {}
     for spec in specs:
-        config = spec.config
-        is_alone = isinstance(config.engine, Command) or spec.timed_steps is not None
-        if is_alone or not config.launcher.share_beginnings:
-            continue
-        first = spec.stages[0]
-        key = (
-            beginning_key(spec),
-            astuple(first.geometry),
-            repr(first.optimizer),
-            config.schedule.warmup_samples,
-        )
-        trunks = trunks_by_key.setdefault(key, [])
+        is_alone = isinstance(spec.config.engine, Command) or spec.timed_steps is not None
+        if not is_alone and spec.config.launcher.share_beginnings:
+            specs_by_start.setdefault(_start(spec), []).append(spec)
+    trunks_by_key: dict[tuple[Any, ...], list[RunSpec]] = {}
+    # Most runs of a large grid start like no other one, which their first steps tell sooner.
+    starts = [
+        (start, s) for start, alike in specs_by_start.items() if len(alike) > 1 for s in alike
+    ]
+    for start, spec in starts:
+        trunks = trunks_by_key.setdefault((*start, beginning_key(spec)), [])
         trunks.append(spec)
         if spec.run_id in kept:
             continue
         # After its warm-up a run has as many steps of its own, at least, which are timed.
-        most = spec.optimizer_steps - 2 * config.measure.warmup_optimizer_steps - 1
+        most = spec.optimizer_steps - 2 * spec.config.measure.warmup_optimizer_steps - 1
         # Of equals the first, which trains these steps itself: later ones may have them from it.
         steps, trunk = 0, ""
         for other in trunks[:-1]:
@@ -108,6 +106,13 @@ def shared_beginnings(
         if steps >= max(1, _LEAST_SHARE * spec.optimizer_steps):
             beginnings[spec.run_id] = Beginning(trunk, steps)
     return beginnings
+
+
+def _start(spec: RunSpec) -> tuple[Any, ...]:
+    """Return what decides a run's first optimizer step, beside model, data and engine."""
+    config, first = spec.config, spec.stages[0]
+    seeds = config.resolved_init_seed, config.resolved_data_seed
+    return (*seeds, astuple(first.geometry), repr(first.optimizer), config.schedule.warmup_samples)
 
 
 def shared_steps(one: RunSpec, other: RunSpec) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,19 @@ def recorded_columns(comparison: pd.DataFrame) -> pd.DataFrame:
     left_out = [name for name in COMPARED if comparison[f"{name}_n"].eq(0).all()]
     if comparison["samples_per_s_n"].le(comparison["tokens_per_s_n"]).all():
         left_out.append("samples_per_s")
-    columns = [f"{name}_{part}" for name in left_out for part in ("mean", "ci95", "n")]
-    return comparison.drop(columns=columns)
+    return comparison.drop(columns=_columns_of(left_out))
+
+
+def chosen_columns(comparison: pd.DataFrame, figures: Collection[str]) -> pd.DataFrame:
+    """Drop the figures that a user left out."""
+    ratios = [name for name in comparison if name.startswith("throughput_ratio")]
+    ratios = [] if "throughput_ratio" in figures else ratios
+    left_out = [name for name in COMPARED if name not in figures]
+    return comparison.drop(columns=[*_columns_of(left_out), *ratios])
+
+
+def _columns_of(figures: Sequence[str]) -> list[str]:
+    return [f"{name}_{part}" for name in figures for part in ("mean", "ci95", "n")]
 
 
 def throughput_ratios(cells: Cells) -> pd.DataFrame:

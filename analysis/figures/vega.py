@@ -436,7 +436,8 @@ class _Panel:
             encoding["detail"] = {"field": marks.line}
         if marks.dodge and "series" in marks.table:
             dodged = [other.table["series"] for other in self.chart.marks if other.dodge]
-            domain = [name for name in self.chart.looks if name in set(pd.concat(dodged))]
+            series = set(pd.concat(dodged))
+            domain = [name for name in self.chart.looks if name in series]
             encoding["yOffset"] = {"field": "series", "scale": {"domain": domain}}
         if marks.kind == "line" and (marks.text or "series" in marks.table):
             encoding["tooltip"] = {"field": marks.text or "series"}

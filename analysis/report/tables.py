@@ -9,7 +9,7 @@ import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE, mark_best
 from batchscape.analysis.cells import RATE, UPDATE_GROUPS, Cells, geometry_label, setting_texts
-from batchscape.analysis.comparison import recorded_columns, throughput_ratios
+from batchscape.analysis.comparison import chosen_columns, recorded_columns, throughput_ratios
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import setting_headers
@@ -71,6 +71,7 @@ def comparison_table(
         definitions.append(f"No run of these has what was asked for: {', '.join(lacking)}.")
     if unshown := cells.dependent_settings():
         definitions.append(f"Also vary, together with settings shown: {', '.join(unshown)}.")
+    written = recorded_columns(comparison) if figures is None else chosen_columns(comparison, names)
     return Table(
         "comparison",
         "Comparison",
@@ -80,7 +81,7 @@ def comparison_table(
         footnotes=_footnotes(comparison, cells),
         bold=bold,
         lead=_at_best_update(comparison, cells, at_best),
-        hidden=[*comparison.columns.difference(recorded_columns(comparison).columns), _PAIRS],
+        hidden=[*comparison.columns.difference(written.columns), _PAIRS],
     )
 
 

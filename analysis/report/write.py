@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -159,10 +159,13 @@ def _write(
     material = Material(cells, tables, targets)
     table = comparison_table(comparison, cells, material.at_best, columns)
     loss = loss_chart(cells, tables, material.reaches, material.at_best)
+    charts = comparison_charts(cells, comparison)
+    if columns:  # comparison.csv may lack what they show
+        charts = [replace(chart, tables=[]) for chart in charts]
     overview = Section(
         title="Comparison",
         tables=[table],
-        pictures=[*([loss] if loss else []), *comparison_charts(cells, comparison)],
+        pictures=[*([loss] if loss else []), *charts],
     )
     make_folders(out)
     all_sections: list[Section] = []

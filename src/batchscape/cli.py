@@ -321,8 +321,8 @@ def _report(arguments: list[str]) -> int:
         "--columns",
         metavar="NAME,NAME",
         type=lambda text: [name.strip() for name in text.split(",")],
-        help="figures that the comparison shows, in this order, as in step_time_s,final_loss; "
-        "default: all that were recorded. comparison.csv has them all",
+        help="figures of the comparison, in this order, as in step_time_s,final_loss; "
+        "default: all that were recorded",
     )
     parsed = parser.parse_args(arguments)
     if parsed.out is None and len(parsed.folders) > 1:

@@ -172,9 +172,17 @@ def half_widths(sd: pd.Series[float], n: pd.Series[int]) -> pd.Series[float]:
     return t_reach(sd, (n - 1).where(n >= FEWEST).astype(float)) / np.sqrt(n)
 
 
+_ROUNDING = 1e-12
+"""Share of an interval that is an error of floating-point arithmetic."""
+
+
 def interval_text(value: float, low: float, high: float, n: int, digits: int = 3) -> str:
-    """Write `120 [95, 160]`, or `120 (n = 2)` below `FEWEST`, or `120`, or `MISSING`."""
-    text = significant(value, digits)
+    """Write `120 [95, 160]`, or `120 (n = 2)` below `FEWEST`, or `120`, or `MISSING`.
+
+    What rounding leaves of a zero within the interval is written 0.
+    """
+    is_zero = abs(value) < _ROUNDING * min(-low, high)
+    text = significant(0.0 if is_zero else value, digits)
     if math.isnan(value):
         return text
     if n < FEWEST:

@@ -40,7 +40,7 @@ from batchscape.analysis.report.tables import decomposition_table, geometry_colu
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.targets.tidy import at_common_target
 from batchscape.record.tables import Tables
-from batchscape.text import list_text
+from batchscape.text import count_text, list_text
 
 _LEVEL = 1 - 2 * ALPHA
 _QUANTITIES = {
@@ -112,8 +112,9 @@ def _verdicts(cells: Cells, verdicts: pd.DataFrame) -> Iterator[str]:
     )
     if set(counts.index) == {"equivalent"}:
         outcome = "all equivalent"
+    n = count_text(len(verdicts), "decomposition")
     yield (
-        f"Of {len(verdicts)} decompositions, compared with the first of their global batch and "
+        f"Of {n}, compared with the first of their global batch and "
         f"settings by the final {'held-out' if is_eval else 'training'} loss and a margin of "
         f"{margins or 'several'} nats: {outcome}."
     )

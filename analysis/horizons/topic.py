@@ -110,7 +110,7 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
         )
         warnings += [too_few_seeds] * bool(lost)
         misfit = (
-            f"{prefix}near the optima the loss is no quadratic form of one curvature (p = "
+            f"{prefix}near the optima the log loss is no quadratic form of one curvature (p = "
             f"{significant(fit.lack_of_fit_p, 2)}): the intervals do not allow for that"
         )
         warnings += [misfit] * (fit.lack_of_fit_p < 1 - LEVEL)

@@ -12,10 +12,7 @@ from batchscape.analysis.figures.style import CROSS, GREY, INK, MARK, shades
 
 _MISSED = "missed"
 _EDGE = "at the edge"
-_VALUES = {
-    "steps_to_target": "optimizer steps to target",
-    "final_eval_loss": "final held-out loss",
-}
+_VALUES = ("steps_to_target", "final_eval_loss")
 
 
 def learning_rate_charts(
@@ -23,6 +20,7 @@ def learning_rate_charts(
     best: pd.DataFrame,
     labels: Mapping[int, str],
     batches: Sequence[float],
+    quantity: str,
 ) -> list[Chart]:
     """Draw costs against learning rates, and optima against global batches."""
     value = next(name for name in costs if name in _VALUES)
@@ -55,7 +53,10 @@ def learning_rate_charts(
             "samples. Missed: runs that diverged or missed the target, at the height of the "
             "worst.",
             Axis({"learning_rate": "learning rate"}, kind="log"),
-            Axis({value: _VALUES[value]}, kind="log" if is_log else "linear"),
+            Axis(
+                {value: "optimizer steps to target" if is_log else f"final {quantity}"},
+                kind="log" if is_log else "linear",
+            ),
             marks,
             looks,
             choices=choices,

@@ -37,8 +37,13 @@ def learning_rate_section(
     groups: Mapping[int, str] | None = None,
     batches: Sequence[float] = (),
     optima: pd.DataFrame | None = None,
+    *,
+    quantity: str = "held-out loss",
 ) -> Section | None:
-    """Say which learning rate each global batch wants; None where none was varied."""
+    """Say which learning rate each global batch wants; None where none was varied.
+
+    `quantity` is what the losses are, in words.
+    """
     groups = groups or {}
     try:
         found = find_optima(reaches, finals, optima)
@@ -59,7 +64,7 @@ def learning_rate_section(
         group_best = best[best["group"] == group]
         prefix = f"{label}: " if label else ""
         exponent = exponent_of(group_best)
-        answer.append(prefix + _answer(group_best, exponent, value))
+        answer.append(prefix + _answer(group_best, exponent, value, quantity))
         headlines[f"learning_rate_exponent{f'_{group}' if several else ''}"] = replace(
             exponent, group=label
         )
@@ -69,7 +74,7 @@ def learning_rate_section(
     untuned = tuning_warning(table, best) if value == STEPS else None
     warnings = [*([untuned] if untuned else []), *warnings]
     full = with_runs(best, table, ("group", "target_loss", "global_batch_size"))
-    tables = [_optima(full, labels, value)]
+    tables = [_optima(full, labels, value, quantity)]
     costs = costs_by_rate(table, value)
     cost_runs = table.reindex(columns=["sweep_dir", "run_id"]).iloc[costs["row"].to_numpy()]
     cost_table = costs.drop(columns=["row", "cost"]).assign(
@@ -77,14 +82,14 @@ def learning_rate_section(
         **{str(name): column.to_numpy() for name, column in cost_runs.items()},
     )
     sizes = sorted({*(batches or costs["global_batch_size"])})
-    pictures = learning_rate_charts(cost_table, full, labels, sizes)
+    pictures = learning_rate_charts(cost_table, full, labels, sizes, quantity)
     curves = {"learning_rate_costs": cost_table}
     return Section(_TITLE, answer, tables, pictures, warnings, headlines, curves=curves)
 
 
-def _answer(best: pd.DataFrame, exponent: Estimate, value: str) -> str:
+def _answer(best: pd.DataFrame, exponent: Estimate, value: str, quantity: str) -> str:
     inside = best[best["learning_rate"].notna()]
-    aim = "to reach the target" if value == STEPS else "for the final held-out loss"
+    aim = "to reach the target" if value == STEPS else f"for the final {quantity}"
     if inside.empty:
         return f"No global batch has its best learning rate {aim} inside its grid."
     ends = inside.iloc[[0, -1]] if len(inside) > 1 else inside
@@ -99,12 +104,12 @@ def _answer(best: pd.DataFrame, exponent: Estimate, value: str) -> str:
     return f"{text} of the global batch {exponent.text(2)}{doubt}. {rules_text(exponent)}"
 
 
-def _optima(full: pd.DataFrame, labels: Mapping[int, str], value: str) -> Table:
-    what, title = "final held-out loss", "Learning rate with the lowest final held-out loss"
+def _optima(full: pd.DataFrame, labels: Mapping[int, str], value: str, quantity: str) -> Table:
+    what, title = f"final {quantity}", f"Learning rate with the lowest final {quantity}"
     if value == STEPS:
         what = "steps to the target, on a log scale,"
         losses = ", ".join(f"{loss:g}" for loss in sorted(full["target_loss"].dropna().unique()))
-        title = "Learning rate with the fewest steps to a held-out loss"
+        title = f"Learning rate with the fewest steps to a {quantity}"
         title += f" of {losses}" if losses else ""
     optima = [_optimum_text(row) for _, row in full.iterrows()]
     return Table(

@@ -146,7 +146,7 @@ def analyze(
             group=runs["group"].map(numbers), horizon=runs[_HORIZON] if by_horizon else math.inf
         )
         sections = [
-            learning_rate_section(pd.DataFrame(), runs, groups=read.groups),
+            learning_rate_section(pd.DataFrame(), runs, groups=read.groups, quantity="loss"),
             horizons_section(pooled, labels),
             _final_losses(runs, read.groups),
         ]
@@ -167,7 +167,7 @@ def analyze(
                 groups=read.groups,
                 warnings=[*filter(None, warnings)],
             ),
-            learning_rate_section(runs, groups=read.groups),
+            learning_rate_section(runs, groups=read.groups, quantity="loss"),
         ]
     return Analysis(path, runs, tuple(filter(None, sections)), read.notes)
 

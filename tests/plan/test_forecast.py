@@ -21,7 +21,7 @@ from batchscape.plan.expand import Cell
 from batchscape.plan.forecast import PredictedRange, forecast
 from batchscape.plan.forecast_text import COUNTS, forecast_text, span
 from batchscape.plan.machine import Machine
-from batchscape.plan.table import plan_json
+from batchscape.plan.table import plan_json, plan_table
 from batchscape.predictor import predict
 from batchscape.record.folder import SweepFolder
 from batchscape.system import GIB
@@ -47,6 +47,19 @@ def shown(totals, cuts):
     text = io.StringIO()
     Console(width=80, file=text).print(Group(*forecast_text(totals, cuts, BEGIN)))
     return text.getvalue()
+
+
+def test_predictions_of_unequal_budgets_name_them():
+    settings = [text for text in SMALL if not text.startswith("budget.")]
+    budgets = ("budget.samples=320,640", "batch.global_batch_size=32")
+    plan, totals = foretold(*settings, *budgets, "cluster=h100_80g")
+    text = io.StringIO()
+    Console(width=80, file=text).print(plan_table(plan, totals, BEGIN))
+    lines = text.getvalue().partition("Predicted")[2].splitlines()
+    assert [line.split()[0] for line in lines if "samples=" in line] == [
+        "samples=640",
+        "samples=320",
+    ]
 
 
 def test_every_declared_machine_is_planned_for():

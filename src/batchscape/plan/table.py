@@ -268,11 +268,12 @@ def _cuts(spec: RunSpec) -> str:
 
 
 def _costly(spec: RunSpec, swept: Mapping[str, Any]) -> str:
-    """Return the geometry of a run with the other swept settings that affect its cost."""
+    """Return the geometry of a run with the other swept settings that affect its cost or length."""
     others = [
         f"{key.rpartition('.')[2]}={_show(value)}"
         for key, value in swept.items()
-        if not key.startswith("batch.") and (affects_of(key) or Affects.NOTHING) & Affects.COST
+        if key.startswith("budget.")
+        or (not key.startswith("batch.") and (affects_of(key) or Affects.NOTHING) & Affects.COST)
     ]
     nodes = spec.geometry.nodes
     places = [f"on {nodes} nodes"] if nodes > 1 else []

@@ -169,6 +169,13 @@ class Cells:
         cells = self.runs["cell"].map(first.transform("first"))
         return replace(self, runs=self.runs.assign(cell=cells), contexts=settings)
 
+    def without(self, rows: Sequence[int]) -> Cells:
+        """Leave rows of `runs` out; cells keep their numbers, and settings that vary no more go."""
+        rest = _sort(self.runs.drop(index=rows, columns="cell"))
+        number = self.runs["cell"].groupby(rest.runs["cell"]).first()
+        runs = rest.runs.assign(cell=rest.runs["cell"].map(number))
+        return replace(rest, runs=runs, table=self.table, replaced=self.replaced)
+
     def dependent_settings(self) -> list[str]:
         """Return the settings that vary only together with key settings."""
         return [name for name in self.settings if name not in (*self.key_settings, _SCALED)]
@@ -193,7 +200,10 @@ def find_cells(runs: pd.DataFrame) -> Cells:
         msg = "there is no run to compare" if runs.empty else f"the runs lack columns: {lacking}"
         raise RecordError(msg)
     runs = add_machines(runs)
-    runs = runs.assign(**{name: runs[name].astype("Int64") for name in GEOMETRY})
+    return _sort(runs.assign(**{name: runs[name].astype("Int64") for name in GEOMETRY}))
+
+
+def _sort(runs: pd.DataFrame) -> Cells:
     candidates = [
         name
         for name in runs.columns

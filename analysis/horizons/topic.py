@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.cells import Cells
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import GREY, INK
@@ -68,12 +68,7 @@ def without_shorter_horizons(cells: Cells, runs: pd.DataFrame) -> Cells:
         has_all = points.issuperset(others.itertuples(index=False, name=None))
         if has_all and at_longest[list(NAMES)].nunique().ge(3).all():
             shorter += rows.index[rows["horizon"].lt(longest)].tolist()
-    if not shorter:
-        return cells
-    kept = find_cells(cells.runs.drop(index=shorter, columns="cell"))
-    number = cells.runs["cell"].groupby(kept.runs["cell"]).first()
-    renumbered = kept.runs.assign(cell=kept.runs["cell"].map(number))
-    return replace(kept, runs=renumbered, table=cells.table, replaced=cells.replaced)
+    return cells.without(shorter) if shorter else cells
 
 
 def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section | None:

@@ -175,7 +175,11 @@ def test_losses_elsewhere_are_those_of_the_longest_horizon_where_it_has_all_runs
         ignore_index=True,
     ).assign(final_eval_loss=1.0, seed=0)
     grid = grid.drop(columns=["cell", "timing_note"])
+    launch = {"launch.world_size": 1, "launch.timing_valid": grid["learning_rate"] < 0.3}
+    grid = grid.assign(**launch, **{"launch.timing_invalid_reason": "shared"})
     cells, longest = without_shorter(grid)
+    assert longest.runs["timing_valid"].eq(longest.runs["learning_rate"] < 0.3).all()
+    assert longest.runs["timing_note"].dropna().tolist() == ["shared"] * 3
     assert longest.runs["planned_samples"].tolist() == [640] * 9
     assert longest.contexts == ["optimizer.learning_rate"]
     assert cells.runs["cell"][longest.runs.index].tolist() == longest.runs["cell"].tolist()

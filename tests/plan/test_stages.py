@@ -217,3 +217,7 @@ def test_evaluations_fall_between_steps_or_are_refused(every, stages):
     for interval in re.findall(r"evaluation\.every_samples=(\d+)", str(caught.value))[1:]:
         assert edges.issuperset(range(int(interval), sum(sizes) + 1, int(interval)))
         assert int(interval) <= sum(sizes)
+    for common in re.findall(r"use multiples of (\d+) \(the least common", str(caught.value)):
+        steps_of_common = [int(common) % size for size in sizes]
+        assert not any(steps_of_common)
+        assert "for the samples of each stage and for evaluation.every" in str(caught.value)

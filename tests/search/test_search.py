@@ -324,7 +324,10 @@ def test_one_folder_has_one_search_at_a_time(tmp_path, capsys):
 
 
 def test_an_interval_without_a_search_says_what_would_work(tmp_path, capsys):
-    for verb, message in (("sweep", "search="), ("plan", "search="), ("run", "asks for a search")):
+    no_list = (
+        "learning_rate: an interval holds infinitely many values, and a sweep needs a list; write"
+    )
+    for verb, message in (("sweep", no_list), ("plan", "search="), ("run", "asks for a search")):
         assert main([verb, *SMALL, SEARCH[0], f"sweep_dir={tmp_path / 's'}"]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "s").exists()

@@ -37,7 +37,7 @@ from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.analysis.report.writers import show, write_csv
 from batchscape.drawing import Drawing
 from batchscape.errors import RecordError
-from batchscape.outgoing import visible
+from batchscape.outgoing import make_printable
 from batchscape.record.figures import COLUMNS
 from batchscape.record.folder import SweepFolder
 from batchscape.record.noise_scale import SAMPLED
@@ -193,7 +193,7 @@ def _write(
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
         figures=drawing is not None,
     )
-    (out / "report.md").write_text(visible(text), encoding="utf-8")
+    (out / "report.md").write_text(make_printable(text), encoding="utf-8")
     html = html_page(
         material,
         comparison=overview,

@@ -84,7 +84,7 @@ def measure(reaches: pd.DataFrame) -> Measurements:
     if penalty is not None:
         first, text = penalty
         warnings.append(text)
-        left_out += [_row(cell, "small-batch penalty") for cell in complete[:first]]
+        left_out += [_excluded_row(cell, "small-batch penalty") for cell in complete[:first]]
         complete = complete[first:]
     fitted_runs = pd.concat(complete) if complete else rows.iloc[:0]
     firsts = fitted_runs.get("first_steps_to_target", fitted_runs["steps_to_target"]).astype(float)
@@ -215,10 +215,10 @@ def _censored(cell: pd.DataFrame) -> dict[str, object]:
     reason = f"{n - reached} of {n} runs did not reach the target" + (
         f" ({kinds})" if kinds else ""
     )
-    return _row(cell, reason)
+    return _excluded_row(cell, reason)
 
 
-def _row(cell: pd.DataFrame, reason: str) -> dict[str, object]:
+def _excluded_row(cell: pd.DataFrame, reason: str) -> dict[str, object]:
     return {
         "global_batch_size": cell["global_batch_size"].iloc[0],
         "runs": len(cell),

@@ -21,7 +21,7 @@ from batchscape.analysis.learning_rate.choice import (
 )
 from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.analysis.report.sections import (
-    begin_figures,
+    begin_charts,
     make_folders,
     section_files,
     section_lines,
@@ -99,7 +99,7 @@ class Analysis:
         methods = {"Data": [f"Read from {self.source.name}.", *self.notes]}
         with Drawing() as drawing:
             for section in self.sections:
-                begin_figures(section, out, drawing)
+                begin_charts(section, out, drawing)
             write_sections(self.sections, out, methods=methods)
             drawing.finish()
         return [page, *section_files(self.sections, out), runs]

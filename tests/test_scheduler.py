@@ -222,7 +222,7 @@ def test_partitions(commands: Commands) -> None:
 
 def test_without_slurm(commands: Commands) -> None:
     assert not scheduler.is_available()
-    with pytest.raises(SchedulerError, match="there is no squeue here; Slurm is asked on machines"):
+    with pytest.raises(SchedulerError, match="command squeue is not on the PATH; run batchscape where it is"):
         scheduler.jobs(["7"])
     commands.say("squeue")
     assert scheduler.is_available()

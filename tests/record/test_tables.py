@@ -448,6 +448,17 @@ def test_a_damaged_run_is_reported_and_in_no_table(run, tmp_path, name):
     assert list(tables.damaged) == [str(run.path)]
 
 
+def test_a_table_with_neither_seal_nor_lines_says_how_to_get_one(run, tmp_path):
+    seal(run, completed(), data_parallel_size=2)
+    write_json(run.status, json.loads(run.status.read_text()) | {"seal": {}})
+    (message,) = load(tmp_path).damaged.values()
+    for part in (
+        f"{run.parquet('steps')} has no seal in status.json, and steps.jsonl is missing",
+        f"delete {run.path} to run it again",
+    ):
+        assert part in message
+
+
 @pytest.mark.parametrize(
     "row", ['{"warmup": [true]}', '{"samples": 1000000000000000000000}', '{"loss": "high"}']
 )

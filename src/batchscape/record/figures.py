@@ -32,8 +32,8 @@ class Figure:
     """Its definition, with the steps or ranks that it covers."""
     how: How = ""
     """Reduction of its column, over the last attempt of every rank, or over all evaluations or
-    optimizer steps; `median` covers the measured steps of the last global batch; empty:
-    `record.summary` computes it."""
+    optimizer steps; of steps `median` covers the measured ones of the last global batch; `min` is
+    missing where one value is; empty: `record.summary` computes it."""
     kind: FigureKind = ""
     """A loss depends on the trajectory alone, so that repeats of one count once; a time counts only
     where it was measured on a free machine. Figures of no kind are in no comparison of cells."""

@@ -129,12 +129,12 @@ def test_exact_curves_are_recovered(a, critical):
         (5, "beyond the smallest batch size 8", {"s_min", "overhead_batch_size"}),
     ],
 )
-def test_batches_of_one_regime_identify_no_critical_batch(critical, words, is_identified):
+def test_batches_of_one_regime_identify_no_critical_batch(critical, words, identified):
     fit = fit_tradeoff(sweep(5, critical=critical, sd=0.03), form="two_term")
     assert not fit.is_identified
     assert words in fit.why_not
     names = ("s_min", "e_min", "overhead_batch_size")
-    assert {name for name in names if getattr(fit, name).is_identified} == is_identified
+    assert {name for name in names if getattr(fit, name).is_identified} == identified
     assert fit.critical_batch_size.low <= critical <= fit.critical_batch_size.high
     assert fit.critical_batch_size.low > (0 if critical > 100 else -1)
 

@@ -269,11 +269,11 @@ def _cuts(spec: RunSpec) -> str:
     return f"{' x '.join([ranks, *cut])} = {global_batch}"
 
 
-def _costly(spec: RunSpec, value_of_axis: Mapping[str, Any]) -> str:
+def _costly(spec: RunSpec, swept: Mapping[str, Any]) -> str:
     """Return the geometry of a run with the other swept settings that affect its cost."""
     others = [
         f"{key.rpartition('.')[2]}={_show(value)}"
-        for key, value in value_of_axis.items()
+        for key, value in swept.items()
         if not key.startswith("batch.") and (affects_of(key) or Affects.NOTHING) & Affects.COST
     ]
     nodes = spec.geometry.nodes

@@ -129,8 +129,8 @@ def test_a_budget_fits_when_every_global_batch_divides_it(global_batches):
     message = str(caught.value)
     in_reach = [n for n in range(1, 7201) if not any(n % size for size in global_batches)]
     if not in_reach:
-        said = r": the least of ([\d, ]+) is (\d+).*\(([\d, ]+)\)"
-        witness, least, kept = re.findall(said, message)[0]
+        sentence = r": the least of ([\d, ]+) is (\d+).*\(([\d, ]+)\)"
+        witness, least, kept = re.findall(sentence, message)[0]
         assert numbers_in(witness) <= global_batches
         assert not [n for n in range(1, 7201) if not any(n % size for size in numbers_in(witness))]
         assert not any(int(least) % size for size in numbers_in(witness))

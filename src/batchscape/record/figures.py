@@ -47,9 +47,9 @@ class Figure:
     def __post_init__(self) -> None:
         """Refuse a reduction that `record.summary` does not have."""
         if self.how not in get_args(How):
-            known = ", ".join(how for how in get_args(How) if how)
+            reductions = ", ".join(how for how in get_args(How) if how)
             msg = (
-                f"a figure reduces its column by one of: {known}; given {self.how!r} "
+                f"a figure reduces its column by one of: {reductions}; given {self.how!r} "
                 f"({self.meaning}). Choose one of these, or add the reduction to "
                 "`record/figures.py` and `record/summary.py`"
             )

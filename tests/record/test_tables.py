@@ -181,6 +181,13 @@ def test_each_reduction_of_a_step_is_tried():
     assert [how for how, *_ in REDUCED] == [how for how in get_args(How) if how]
 
 
+def test_each_figure_without_a_reduction_is_computed(run):
+    with rows_again(run, "steps") as rows:
+        rows[2] |= {"small_batch_size": 2, "small_gradient_square": 3.0, "gradient_norm": 1.5}
+    figures = figures_of(run)
+    assert [name for name, of in FIGURES.items() if not of.how and figures[name] is None] == []
+
+
 def test_a_reduction_that_is_not_there_is_refused_in_the_declaration():
     with pytest.raises(ValueError, match="reduces its column") as refusal:
         Figure("mean of the steps", "mean")

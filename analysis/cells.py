@@ -38,8 +38,8 @@ PROGRAMS = "command"
 """The engine of users' programs. We do not know their steps: whether cuts of a global batch train
 alike is measured, and no curve stands for that of another cut."""
 
-_MEASURED = {name: figure.kind for name, figure in FIGURES.items() if figure.kind}
-"""Kinds of the figures that cells are compared by."""
+_KIND_OF_FIGURE = {name: figure.kind for name, figure in FIGURES.items() if figure.kind}
+"""Kind of each figure that cells are compared by."""
 _ORDER = (
     "global_batch_size",
     "data_parallel_size",
@@ -237,7 +237,7 @@ def _sort(runs: pd.DataFrame) -> Cells:
 
 
 def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the figures that count: of completed runs, times only where they are valid.
+    """Return the figures of completed runs; times that are not valid are NaN.
 
     Parameters
     ----------
@@ -247,16 +247,17 @@ def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        `cell`, `trajectory_id`, and a float column for each figure of a kind, NaN where missing.
+        `cell`, `trajectory_id`, and a float column for each figure whose `Figure.kind` is not
+        empty, NaN where missing.
     """
-    names = list(_MEASURED)
+    names = list(_KIND_OF_FIGURE)
     completed = runs[runs["status"].eq("completed")]
     columns = completed.reindex(columns=names)
     if len(texts := columns.select_dtypes(object).columns):
         columns[texts] = columns[texts].apply(pd.to_numeric)
     figures = columns.to_numpy(dtype=float, na_value=np.nan, copy=True)
     figures[~np.isfinite(figures)] = np.nan
-    times = np.array([kind == "time" for kind in _MEASURED.values()])
+    times = np.array([kind == "time" for kind in _KIND_OF_FIGURE.values()])
     valid = completed["timing_valid"].eq(True).fillna(value=False).to_numpy(dtype=bool)
     figures[np.ix_(~valid, times)] = np.nan
     table = pd.DataFrame(figures, index=completed.index, columns=names)

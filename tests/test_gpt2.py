@@ -33,7 +33,7 @@ def test_gpt2_124m_trains_for_a_few_steps(tmp_path, monkeypatch):
         *("optimizer.learning_rate=3e-4", "sweep_name=gpt2", "tracker=none", "launcher.device=cpu"),
     ]
     assert main(["run", *settings]) == 0
-    write_report([Path("outputs/gpt2")], figures=False)
+    write_report([Path("outputs/gpt2")], with_charts=False)
     tables = load(Path("outputs/gpt2"))
     (run,) = tables.runs.to_dict("records")
     # Of 124.5 M parameters positions multiply nothing; attention adds 12 L H Q T.

@@ -24,7 +24,7 @@ from batchscape.analysis.report.table import Column
 from batchscape.analysis.report.table import Table as Shown
 from batchscape.analysis.report.writers import escape_markdown, to_markdown, write_csv
 from batchscape.cli import main
-from batchscape.outgoing import outgoing, outgoing_cell, outgoing_json, visible
+from batchscape.outgoing import make_printable, outgoing, outgoing_cell, outgoing_json
 from batchscape.terminal import OutgoingConsole
 
 RED = "\x1b[31mred\x1b[0m"
@@ -34,24 +34,24 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud80
 
 
 def test_sequences_are_removed_and_other_controls_shown():
-    assert visible(RED) == "red"
-    assert visible(LINK) == "link"
-    assert visible("\x1b]0;title\x07\x9b1;31mx\x1b(B") == "x"
-    assert visible("a\x07b\x1b") == r"a\x07b\x1b"
-    assert visible("10%\r20%\r\nend\tx") == "10%\\x0d20%\nend\tx"
-    assert visible("\u202eabc\ud800") == r"\u202eabc\ud800"
+    assert make_printable(RED) == "red"
+    assert make_printable(LINK) == "link"
+    assert make_printable("\x1b]0;title\x07\x9b1;31mx\x1b(B") == "x"
+    assert make_printable("a\x07b\x1b") == r"a\x07b\x1b"
+    assert make_printable("10%\r20%\r\nend\tx") == "10%\\x0d20%\nend\tx"
+    assert make_printable("\u202eabc\ud800") == r"\u202eabc\ud800"
     # One that is cut, or put together from two, is not obeyed either.
-    assert visible("\x1b\x1b[31m[31m") == r"\x1b[31m"
+    assert make_printable("\x1b\x1b[31m[31m") == r"\x1b[31m"
     plain = "µ ≤ 3 · 日本 👩‍🔬 [31m"
-    assert visible(plain) == plain
+    assert make_printable(plain) == plain
 
 
 def test_begins_of_strings_without_an_end_are_looked_at_once():
     """Each searched to the end of the text, this would not end."""
     count = 300_000
-    assert visible("\x1b]" * count) == ""
-    assert visible("\x1b]0;x\x9d1;y" * count) == "0;x\\x9d1;y" * count
-    assert visible("\x1b]0;" + "x" * count + "\x07") == ""
+    assert make_printable("\x1b]" * count) == ""
+    assert make_printable("\x1b]0;x\x9d1;y" * count) == "0;x\\x9d1;y" * count
+    assert make_printable("\x1b]0;" + "x" * count + "\x07") == ""
 
 
 ANYTHING = st.text(
@@ -62,9 +62,9 @@ ANYTHING = st.text(
 @given(ANYTHING)
 @example(HOSTILE)
 def test_nothing_that_is_obeyed_is_left(text):
-    clean = visible(text)
+    clean = make_printable(text)
     assert not OBEYED.search(clean)
-    assert visible(clean) == clean
+    assert make_printable(clean) == clean
     clean.encode()
 
 

@@ -66,7 +66,7 @@ def printed(report, *others):
     lines = [
         line
         for section in report.sections
-        for line in (*section.answer, *section.settle, *section.warnings)
+        for line in (*section.answer, *section.settling_runs, *section.warnings)
     ]
     notes = [
         note
@@ -105,7 +105,7 @@ def test_the_printed_remedy_gives_times_or_says_why_not(sweep, capsys):
     ]
     assert recorded == [command_of(arguments)] * 4
 
-    report = write_report([Path("my sweep, 1")], figures=False)
+    report = write_report([Path("my sweep, 1")], with_charts=False)
     (evidence,) = gather([Path("my sweep, 1")])
     chosen = recommend(evidence, Needs())
     assert chosen.geometry is None
@@ -126,7 +126,7 @@ def test_the_printed_remedy_gives_times_or_says_why_not(sweep, capsys):
     runs = load(Path("my sweep, 1")).runs
     assert sorted(runs["timing_repeat"]) == [0] * 4 + [1] * 4
     assert runs["sweep_name"].nunique() == 1
-    repeated = write_report([Path("my sweep, 1")], figures=False).comparison
+    repeated = write_report([Path("my sweep, 1")], with_charts=False).comparison
     second = [
         why_untimed(read_json(folder.launch), RunStatus.read(folder.status).summary)
         for folder in SweepFolder(Path("my sweep, 1")).run_folders()
@@ -151,7 +151,7 @@ def test_every_printed_command_composes_and_finds_runs_to_do(sweep, capsys):
     sweep(
         ["sweep", *one_seed, "seed=0", "launcher.concurrent_runs=2", f"sweep_dir={folder}"], capsys
     )
-    report = write_report([folder], figures=False)
+    report = write_report([folder], with_charts=False)
     (evidence,) = gather([folder])
     recommendation = recommend(evidence, Needs())
     commands = set(commands_in(printed(report, recommendation.headline, *recommendation.missing)))

@@ -222,7 +222,8 @@ def test_partitions(commands: Commands) -> None:
 
 def test_without_slurm(commands: Commands) -> None:
     assert not scheduler.is_available()
-    with pytest.raises(SchedulerError, match="there is no squeue here; Slurm is asked on machines"):
+    says = "Slurm's command squeue is not on the PATH; run batchscape where it is"
+    with pytest.raises(SchedulerError, match=says):
         scheduler.jobs(["7"])
     commands.say("squeue")
     assert scheduler.is_available()

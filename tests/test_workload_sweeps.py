@@ -51,7 +51,7 @@ def swept(*overrides, trajectories, cuts, optimizer_steps=6, tolerance=1e-9):
     All that holds for every sweep is checked here.
     """
     assert main(["sweep", "--config-dir", ".", *BASE, *overrides, "sweep_name=here"]) == 0
-    write_report([Path("outputs/here")], figures=False)
+    write_report([Path("outputs/here")], with_charts=False)
     tables = load(Path("outputs/here"))
     assert tables.runs["status"].tolist() == ["completed"] * (trajectories * cuts)
     assert tables.runs["trajectory_id"].nunique() == trajectories

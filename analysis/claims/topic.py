@@ -66,7 +66,7 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
             *_answer(main, verdicts),
             *(f"{v.claim.id}: {v.verdict} ({v.context}). {v.explanation}" for v in settled),
         ],
-        settle=[settle] if open_ids else [],
+        settling_runs=[settle] if open_ids else [],
         tables=[_table(verdicts, main)],
         warnings=[*_warnings(settled)],
         headlines={

@@ -59,9 +59,9 @@ def _section_of(number: int, evidence: Basis) -> Section:
         [f"{label}{headline}", *recommendation.reasons, *recommendation.regret],
         # The trade-off's own section says what its learning rates are worth.
         warnings=[text for text in recommendation.warnings if text not in evidence.warnings],
-        short=[f"{label}{text}" for text in (headline, *recommendation.costliest)],
+        first_screen=[f"{label}{text}" for text in (headline, *recommendation.costliest)],
         # Where no time counts the headline says already how to have some.
-        settle=[
+        settling_runs=[
             f"{label}{line}"
             for line in recommendation.missing
             if line.partition(". ")[2] not in headline

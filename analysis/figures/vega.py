@@ -170,7 +170,7 @@ def _paper_panel(
 
 
 def _widen_single_values(layers: Sequence[Mapping[str, Any]], datasets: Mapping[str, Any]) -> None:
-    """Widen an axis with a single value, at which all of its ticks would stand."""
+    """Set, in place, the domain of an axis with a single value: else all ticks stand at it."""
     for name in ("x", "y"):
         values: set[float] = set()
         scales = []

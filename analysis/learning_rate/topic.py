@@ -84,7 +84,7 @@ def learning_rate_section(
     sizes = sorted({*(batches or costs["global_batch_size"])})
     pictures = learning_rate_charts(cost_table, full, labels, sizes, quantity)
     curves = {"learning_rate_costs": cost_table}
-    return Section(_TITLE, answer, tables, pictures, warnings, headlines, curves=curves)
+    return Section(_TITLE, answer, tables, pictures, warnings, headlines, chart_data=curves)
 
 
 def _answer(best: pd.DataFrame, exponent: Estimate, value: str, quantity: str) -> str:

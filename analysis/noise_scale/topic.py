@@ -39,7 +39,7 @@ def noise_scale_section(
         [noise_scale_table(table, cells)],
         list(noise_scale_charts(cells, table, curves, at_best)),
         headlines=headlines,
-        curves={"noise_scale_curve": curves.join(cells.table[[*GEOMETRY]], on="cell")},
+        chart_data={"noise_scale_curve": curves.join(cells.table[[*GEOMETRY]], on="cell")},
     )
 
 

@@ -45,7 +45,7 @@ class PageSection:
     title: str
     answer: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    settle: Sequence[str] = ()
+    settling_runs: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[HtmlTable] = ()
 
@@ -69,7 +69,7 @@ def html_page(
             "Comparison",
             [f"{len(cells.runs)} runs in {len(cells.table)} cells: {counts}."],
             charts=[chart for chart in comparison.pictures if chart.name != "loss"],
-            tables=[_html_table(view, index) for view in comparison.tables],
+            tables=[_html_table(table, index) for table in comparison.tables],
         ),
         PageSection(
             "loss",
@@ -82,9 +82,9 @@ def html_page(
                 section.title,
                 section.answer,
                 section.warnings,
-                section.settle,
+                section.settling_runs,
                 section.pictures,
-                [_html_table(view, index) for view in section.tables],
+                [_html_table(table, index) for table in section.tables],
             )
             for number, section in enumerate(sections)
         ),
@@ -133,12 +133,12 @@ def html_page(
 
 def recommended_cards(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
     """Write the recommended geometries, one a group of comparable runs."""
-    views = [view for section in sections for view in section.tables]
-    for view in views:
-        if "recommended" not in view.frame:
+    tables = [table for section in sections for table in section.tables]
+    for table in tables:
+        if "recommended" not in table.frame:
             continue
-        to_target = is_to_target(view.frame)
-        for row in view.frame[view.frame["recommended"].astype(bool)].to_dict("records"):
+        to_target = is_to_target(table.frame)
+        for row in table.frame[table.frame["recommended"].astype(bool)].to_dict("records"):
             *cut, batch = (str(int(row[name])) for name in GEOMETRY)
             value, low, high = (float(row[f"time{end}_s"]) for end in ("", "_low", "_high"))
             time = duration_text(value) if np.isfinite(value) else ""
@@ -147,10 +147,10 @@ def recommended_cards(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
             hours = significant(float(row["device_hours"]), 3)
             goal = f" to the target, {hours} device-hours" if to_target else " a step"
             yield {
-                "label": view.title.partition(": ")[2],
+                "label": table.title.partition(": ")[2],
                 "cut": TIMES.join(cut),
                 "batch": batch,
-                "rate": own_learning_rate(view.frame, row),
+                "rate": own_learning_rate(table.frame, row),
                 "time": time and time + goal,
             }
 

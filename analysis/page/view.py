@@ -204,7 +204,7 @@ def _page_files(sweeps: Sequence[SweepFolder]) -> dict[str, bytes]:
     """Make the page of a report, with the tables that it links to."""
     with TemporaryDirectory(prefix="batchscape-view-") as folder:
         out = Path(folder).resolve()
-        report = write_report([sweep.path for sweep in sweeps], out, figures=False)
+        report = write_report([sweep.path for sweep in sweeps], out, with_charts=False)
         return {
             f"/{file.relative_to(out).as_posix()}": file.read_bytes()
             for file in report.files

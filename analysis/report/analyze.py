@@ -21,7 +21,7 @@ from batchscape.analysis.learning_rate.choice import (
 )
 from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.analysis.report.sections import (
-    begin_figures,
+    begin_charts,
     make_folders,
     section_files,
     section_lines,
@@ -47,7 +47,7 @@ from batchscape.analysis.tradeoff.forms import Form
 from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
-from batchscape.outgoing import visible
+from batchscape.outgoing import make_printable
 
 _HORIZON = "samples"
 """Groups by this column are horizons of one training."""
@@ -94,12 +94,12 @@ class Analysis:
         lines += [f"- {escape_markdown(note)}" for note in self.notes]
         lines += [line for section in self.sections for line in section_lines(section)]
         text = "\n\n".join(line.strip("\n") for line in lines) + "\n"
-        page.write_text(visible(text), encoding="utf-8")
+        page.write_text(make_printable(text), encoding="utf-8")
         write_csv(runs, self.runs)
         methods = {"Data": [f"Read from {self.source.name}.", *self.notes]}
         with Drawing() as drawing:
             for section in self.sections:
-                begin_figures(section, out, drawing)
+                begin_charts(section, out, drawing)
             write_sections(self.sections, out, methods=methods)
             drawing.finish()
         return [page, *section_files(self.sections, out), runs]

@@ -27,7 +27,7 @@ def page(
     notes: Sequence[str],
     methods: Mapping[str, Sequence[str]],
     memory_methods: Sequence[str],
-    figures: bool,
+    with_charts: bool,
 ) -> str:
     """Write the page in Markdown; paths are relative to its folder."""
     names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
@@ -38,15 +38,17 @@ def page(
         lines.append(
             "\n".join(f"{i}. {sentence_markdown(text)}" for i, text in enumerate(answers, 1))
         )
-    charts = {p.name for section in (comparison, *sections) for p in section.pictures if figures}
+    charts = {
+        p.name for section in (comparison, *sections) for p in section.pictures if with_charts
+    }
     if picture := next((name for name in FIRST_CHARTS if name in charts), None):
         lines.append(f"![{picture}](figures/{picture}.png)")
     lines.append("With charts, in a browser: [report.html](report.html).")
     if notes:
         lines.append("## Left out, and to be kept in mind")
         lines.append("\n".join(f"- {sentence_markdown(note)}" for note in notes))
-    lines += section_lines(comparison, figures=figures)
-    if comparison.pictures and figures:
+    lines += section_lines(comparison, with_charts=with_charts)
+    if comparison.pictures and with_charts:
         lines.append(
             f"Figures show {MAX_PANELS} panels or {MAX_BARS} cells at most, with the first of each "
             "choice of the page; the tables have all. Bars take cells that differ only in what "
@@ -57,7 +59,7 @@ def page(
         lines.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")
     lines.append("Run by run: [runs.csv](tables/runs.csv).")
     for section in sections:
-        lines += section_lines(section, figures=figures)
+        lines += section_lines(section, with_charts=with_charts)
     lines.append("## Methods")
     for title, sentences in methods.items():
         lines.append(f"**{title}.** {escape_markdown(' '.join(sentences))}")

@@ -37,7 +37,7 @@ PARTS = (
 """Texts that are written anew, beside tables and figures."""
 
 _PICTURES = ("steps_to_target", "step_time", "memory", "loss")
-"""Begins of the names of the figures that a paper shows, one of each."""
+"""Begins of the names of the charts that a paper shows, one of each."""
 _MOST_COLUMNS = 10
 _MOST_CUTS = 6
 _MOST_HEADLINES = 16
@@ -56,13 +56,13 @@ def write_paper(
     *,
     answers: Sequence[str],
     methods: Mapping[str, Sequence[str]],
-    figures: bool,
+    with_charts: bool,
 ) -> None:
-    """Write the document if there is none, and all that it reads but the figures."""
+    """Write the document if there is none, and all that it reads but the charts."""
     headlines = {name: value for section in sections for name, value in section.headlines.items()}
-    tables = {view.name: view for section in sections for view in section.tables}
-    charts = [chart for section in sections for chart in section.pictures if figures]
-    texts = {f"tables/{name}.tex": to_latex(view.shortened()) for name, view in tables.items()}
+    tables = {table.name: table for section in sections for table in section.tables}
+    charts = [chart for section in sections for chart in section.pictures if with_charts]
+    texts = {f"tables/{name}.tex": to_latex(table.shortened()) for name, table in tables.items()}
     texts["macros.tex"] = macros(headlines)
     paragraphs = [
         "\n".join([rf"\paragraph{{{escape_latex(title)}}}", *map(escape_latex, sentences)])
@@ -75,7 +75,7 @@ def write_paper(
     results = _results(answers, headlines, charts, has_table="comparison" in tables)
     texts["results.tex"] = "\n\n".join([_ANEW, *results]) + "\n"
     texts["everything.tex"] = (
-        "\n\n".join([_ANEW, *_everything(sections, headlines, figures)]) + "\n"
+        "\n\n".join([_ANEW, *_everything(sections, headlines, with_charts)]) + "\n"
     )
     texts["appendix.tex"] = _ours("appendix.tex").decode()
     for name, text in texts.items():
@@ -147,17 +147,17 @@ def _results(
 
 
 def _everything(
-    sections: Sequence[Section], headlines: Mapping[str, Estimate], figures: bool
+    sections: Sequence[Section], headlines: Mapping[str, Estimate], with_charts: bool
 ) -> Iterator[str]:
     """Yield topic by topic, the comparison first, every table and figure."""
     for place, section in enumerate(sections):
-        pictures = section.pictures if figures else ()
+        pictures = section.pictures if with_charts else ()
         if section.tables or pictures:
             yield rf"\bsTopic{{{escape_latex(section.title)}}}"
-        for view in section.tables:
+        for table in section.tables:
             # One table needs no title beside the section's.
-            title = view.title if len(section.tables) > 1 else section.title
-            yield rf"\{TABLE}{{{view.name}}}{{{escape_latex(title)}.}}"
+            title = table.title if len(section.tables) > 1 else section.title
+            yield rf"\{TABLE}{{{table.name}}}{{{escape_latex(title)}.}}"
         rows = headline_rows(headlines)
         if place == 0 and rows:
             yield "\n".join(_tabular("longtable", rows, _HEADLINES + r"\\"))

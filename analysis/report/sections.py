@@ -104,25 +104,25 @@ def in_short(sections: Iterable[Section]) -> list[str]:
 
 
 def _short(section: Section) -> Sequence[str]:
-    return section.short or section.answer[:1]
+    return section.first_screen or section.answer[:1]
 
 
-def section_lines(section: Section, *, figures: bool = True) -> list[str]:
+def section_lines(section: Section, *, with_charts: bool = True) -> list[str]:
     """Write a section as paragraphs of Markdown; paths are relative to the folder of the page."""
     lines = [f"## {escape_markdown(section.title)}"]
-    lines += [sentence_markdown(sentence) for sentence in (*section.answer, *section.settle)]
+    lines += [sentence_markdown(sentence) for sentence in (*section.answer, *section.settling_runs)]
     lines += [sentence_markdown(warning, "**") for warning in section.warnings]
-    for view in section.tables:
+    for table in section.tables:
         # One table needs no title beside the section's.
         if len(section.tables) > 1:
-            lines.append(f"### {escape_markdown(view.title)}")
-        files = f"[csv](tables/{view.name}.csv), [tex]({_PAPER}/tables/{view.name}.tex)"
-        lines += [to_markdown(view), f"Files: {files}."]
-    for picture in section.pictures if figures else ():
+            lines.append(f"### {escape_markdown(table.title)}")
+        files = f"[csv](tables/{table.name}.csv), [tex]({_PAPER}/tables/{table.name}.tex)"
+        lines += [to_markdown(table), f"Files: {files}."]
+    for picture in section.pictures if with_charts else ():
         lines.append(f"![{picture.name}](figures/{picture.name}.png)")
         lines.append(escape_markdown(paper_caption(picture)))
-    if section.curves:
-        links = ", ".join(f"[{name}.csv](tables/{name}.csv)" for name in section.curves)
+    if section.chart_data:
+        links = ", ".join(f"[{name}.csv](tables/{name}.csv)" for name in section.chart_data)
         lines.append(f"Behind the charts: {links}.")
     return lines
 
@@ -138,26 +138,28 @@ def sentence_markdown(sentence: str, mark: str = "") -> str:
 def show_section(console: Console, section: Section, *, tables: bool) -> None:
     """Print the answers and warnings of a section in a terminal, and its tables too."""
     console.print(Text(f"\n{section.title}"), style="bold", highlight=False)
-    for sentence in (*section.answer, *section.settle):
+    for sentence in (*section.answer, *section.settling_runs):
         # A command is copied in one piece: the terminal breaks its line, not we.
         console.print(Text(sentence), highlight=False, soft_wrap=bool(split_command(sentence)[1]))
     for warning in section.warnings:
         has_command = bool(split_command(warning)[1])
         console.print(Text(f"! {warning}"), style="bold", highlight=False, soft_wrap=has_command)
-    for view in section.tables if tables else ():
+    for table in section.tables if tables else ():
         console.print()
-        show(console, view)
+        show(console, table)
 
 
-def section_files(sections: Iterable[Section], out: Path, *, figures: bool = True) -> list[Path]:
-    """Name the files that `write_sections` and `begin_figures` write."""
+def section_files(
+    sections: Iterable[Section], out: Path, *, with_charts: bool = True
+) -> list[Path]:
+    """Name the files that `write_sections` and `begin_charts` write."""
     tables, paper = out / "tables", out / _PAPER
     files: list[Path] = []
     for section in sections:
-        for view in section.tables:
-            files += [tables / f"{view.name}.csv", paper / "tables" / f"{view.name}.tex"]
-        files += [tables / f"{name}.csv" for name in section.curves]
-        for picture in section.pictures if figures else ():
+        for table in section.tables:
+            files += [tables / f"{table.name}.csv", paper / "tables" / f"{table.name}.tex"]
+        files += [tables / f"{name}.csv" for name in section.chart_data]
+        for picture in section.pictures if with_charts else ():
             files.append(out / "figures" / f"{picture.name}.png")
             files.append(paper / "figures" / f"{picture.name}.pdf")
     return [*files, *(paper / name for name in (*PARTS, DOCUMENT))]
@@ -168,26 +170,26 @@ def write_sections(
     out: Path,
     *,
     methods: Mapping[str, Sequence[str]],
-    figures: bool = True,
+    with_charts: bool = True,
 ) -> None:
-    """Write the tables of sections, and a paper with their `figures`; `methods` is by title."""
-    tables = [view.name for section in sections for view in section.tables]
-    tables += [name for section in sections for name in section.curves]
+    """Write the tables of sections, and a paper with their charts; `methods` is by title."""
+    tables = [table.name for section in sections for table in section.tables]
+    tables += [name for section in sections for name in section.chart_data]
     _refuse_repeats("table", tables)
     _refuse_repeats("figure", [chart.name for section in sections for chart in section.pictures])
     _refuse_repeats("headline", [name for section in sections for name in section.headlines])
     for section in sections:
-        for view in section.tables:
-            frame = view.frame.drop(columns=list(view.hidden))
-            write_csv(out / "tables" / f"{view.name}.csv", frame)
-        for name, curve in section.curves.items():
+        for table in section.tables:
+            frame = table.frame.drop(columns=list(table.hidden))
+            write_csv(out / "tables" / f"{table.name}.csv", frame)
+        for name, curve in section.chart_data.items():
             write_csv(out / "tables" / f"{name}.csv", curve)
     # A paper counts no warnings: they stand on the page, beside what they weaken.
     answers = [text for section in sections for text in _short(section)][:_SENTENCES]
-    write_paper(out / _PAPER, sections, answers=answers, methods=methods, figures=figures)
+    write_paper(out / _PAPER, sections, answers=answers, methods=methods, with_charts=with_charts)
 
 
-def begin_figures(section: Section, out: Path, drawing: Drawing) -> None:
+def begin_charts(section: Section, out: Path, drawing: Drawing) -> None:
     """Begin to draw the charts of a section; other sections are computed meanwhile."""
     for chart in section.pictures:
         png = out / "figures" / f"{chart.name}.png"

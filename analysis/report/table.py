@@ -181,10 +181,11 @@ def _column_texts(
         scale = _SCALES[column.unit](_floats(frame, column.name))
     header = f"{header} ({scale.unit})" if scale.unit else header
     values = list(_value_texts(column, frame.iloc[list(rows)], scale))
-    counts = [n for text, n in values if not text.startswith((MISSING, column.missing))]
-    if len(counts) > 1 and len(set(counts)) == 1 and counts[0]:
-        return f"{header}, {counts[0]}", [text for text, _ in values]
-    return header, [f"{text} ({n})" if n else text for text, n in values]
+    # An n that all values share moves into the header.
+    n_texts = [n_text for text, n_text in values if not text.startswith((MISSING, column.missing))]
+    if len(n_texts) > 1 and len(set(n_texts)) == 1 and n_texts[0]:
+        return f"{header}, {n_texts[0]}", [text for text, _ in values]
+    return header, [f"{text} ({n_text})" if n_text else text for text, n_text in values]
 
 
 def _value_texts(column: Column, rows: pd.DataFrame, scale: Scale) -> Iterator[tuple[str, str]]:

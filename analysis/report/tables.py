@@ -195,9 +195,9 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
     texts = cells.table[["global_batch_size", *other_contexts]].astype(str)
     place = texts.groupby(list(texts), sort=False).ngroup()
     update = cells.table.groupby(updates, dropna=False, sort=False).ngroup()
-    order = pd.DataFrame({"survivors": cells.incomplete(), "loss": losses}).loc[losses.index]
+    order = pd.DataFrame({"is_incomplete": cells.incomplete(), "loss": losses}).loc[losses.index]
     order["other"] = ~order.index.isin(list(at_best))
-    order = order.sort_values(["other", "survivors", "loss"], kind="stable")
+    order = order.sort_values(["other", "is_incomplete", "loss"], kind="stable")
     best = pd.Series(order.index, order.index).groupby(place.loc[order.index]).first()
     best_update = place.map(best.map(update))
     rows = np.flatnonzero(update.eq(best_update).loc[comparison.index])

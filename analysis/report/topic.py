@@ -34,11 +34,11 @@ class Section:
     headlines: dict[str, Estimate] = field(default_factory=dict)
     """Numbers that a paper would quote, by a name in lower case with underscores; they become
     LaTeX macros."""
-    short: Sequence[str] = ()
+    first_screen: Sequence[str] = ()
     """One or two sentences for the first screen; empty: the first of the answer."""
-    settle: Sequence[str] = ()
+    settling_runs: Sequence[str] = ()
     """Runs that would settle the open questions, with their commands; behind the answer."""
-    curves: dict[str, pd.DataFrame] = field(default_factory=dict)
+    chart_data: dict[str, pd.DataFrame] = field(default_factory=dict)
     """Data of charts that no table shows, by file name: `tables/<name>.csv`."""
 
 
@@ -55,7 +55,7 @@ def join_sections(title: str, parts: Sequence[Section]) -> Section:
         joined("pictures"),
         joined("warnings"),
         headlines={name: part.headlines[name] for part in parts for name in part.headlines},
-        short=next((part.short for part in parts if part.short), ()),
-        settle=[*dict.fromkeys(joined("settle"))],
-        curves={name: part.curves[name] for part in parts for name in part.curves},
+        first_screen=next((part.first_screen for part in parts if part.first_screen), ()),
+        settling_runs=[*dict.fromkeys(joined("settling_runs"))],
+        chart_data={name: part.chart_data[name] for part in parts for name in part.chart_data},
     )

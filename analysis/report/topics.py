@@ -80,7 +80,7 @@ class Material:
         return cell_noise_scales(self.longest, self.tables.steps)
 
     @cached_property
-    def reached(self) -> tuple[pd.DataFrame | None, tuple[str, ...]]:
+    def reaches_and_notes(self) -> tuple[pd.DataFrame | None, tuple[str, ...]]:
         """Steps to the targets (None: there is nothing to reach), and how these were chosen."""
         if self.targets is None and not self.cells.runs["status"].isin(_WITH_RESULT).any():
             return None, ()
@@ -98,7 +98,7 @@ class Material:
     @property
     def reaches(self) -> pd.DataFrame | None:
         """Steps to the targets."""
-        return self.reached[0]
+        return self.reaches_and_notes[0]
 
     @cached_property
     def best(self) -> pd.DataFrame | None:
@@ -157,7 +157,7 @@ class Topic(NamedTuple):
 def find_sections(material: Material) -> Iterator[Section]:
     """Compute the sections in the order of the page; a topic that cannot answer says why."""
     # Targets of the user are refused here, not topic by topic.
-    _ = material.reached
+    _ = material.reaches_and_notes
     for topic in TOPICS:
         try:
             section = topic.section(material)
@@ -194,7 +194,7 @@ def _tradeoff(material: Material) -> Section | None:
 
 
 def _targets(material: Material) -> Section | None:
-    (reaches, notes), best = material.reached, material.best
+    (reaches, notes), best = material.reaches_and_notes, material.best
     if reaches is None or best is None:
         return None
     schedules = column_of(material.cells.runs, "schedule.name")
@@ -206,7 +206,7 @@ def _targets(material: Material) -> Section | None:
     )
     keys = ["sweep_dir", "run_id", "target_loss"]
     is_best = pd.MultiIndex.from_frame(reaches[keys]).isin(pd.MultiIndex.from_frame(best[keys]))
-    return section and replace(section, curves={"reaches": reaches.assign(is_best=is_best)})
+    return section and replace(section, chart_data={"reaches": reaches.assign(is_best=is_best)})
 
 
 TOPICS = (

@@ -23,7 +23,7 @@ from batchscape.analysis.report.notes import find_notes, notes_on_horizons
 from batchscape.analysis.report.page import page
 from batchscape.analysis.report.sections import (
     announce,
-    begin_figures,
+    begin_charts,
     in_short,
     make_folders,
     remove_stale,
@@ -37,7 +37,7 @@ from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.analysis.report.writers import show, write_csv
 from batchscape.drawing import Drawing
 from batchscape.errors import RecordError
-from batchscape.outgoing import visible
+from batchscape.outgoing import make_printable
 from batchscape.record.figures import COLUMNS
 from batchscape.record.folder import SweepFolder
 from batchscape.record.noise_scale import SAMPLED
@@ -78,7 +78,7 @@ class Report:
     @property
     def tables(self) -> dict[str, Table]:
         """Tables of the sections, by name."""
-        return {view.name: view for section in self.sections for view in section.tables}
+        return {table.name: table for section in self.sections for table in section.tables}
 
     def render(self, console: Console) -> None:
         """Print the comparison, what it says in short and where the files are."""
@@ -104,7 +104,7 @@ def write_report(
     *,
     targets: Sequence[float] | None = None,
     columns: Sequence[str] | None = None,
-    figures: bool = True,
+    with_charts: bool = True,
 ) -> Report:
     """Write the tables, figures and page of one or more sweeps.
 
@@ -119,8 +119,8 @@ def write_report(
         Held-out losses to reach; by default chosen from what every global batch reached.
     columns : sequence of str, optional
         Figures that the comparison shows, in this order; by default all that were recorded.
-    figures : bool
-        Draw figures too, which takes most of the time.
+    with_charts : bool
+        Draw charts too, which takes most of the time.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def write_report(
     out = SweepFolder(sweep_dirs[0]).report if out is None else out
     # Texts as objects: Arrow's are made for more rows than a table here has, and take longer.
     texts = pd.option_context("mode.string_storage", "python")
-    with texts, Drawing() if figures else nullcontext() as drawing:
+    with texts, Drawing() if with_charts else nullcontext() as drawing:
         return _write(sweep_dirs, out, targets, columns, drawing)
 
 
@@ -171,7 +171,7 @@ def _write(
     all_sections: list[Section] = []
     for section in itertools.chain([overview], find_sections(material)):
         if drawing is not None:
-            begin_figures(section, out, drawing)
+            begin_charts(section, out, drawing)
         all_sections.append(section)
     sections = all_sections[1:]
     on_horizons = notes_on_horizons(len(cells.runs) - len(material.longest.runs))
@@ -179,10 +179,10 @@ def _write(
     sentences = methods(cells, sections)
     sentences["Runs"] += on_horizons
     files = [out / "report.md", out / "report.html"]
-    files += section_files(all_sections, out, figures=drawing is not None)
+    files += section_files(all_sections, out, with_charts=drawing is not None)
     files.append(out / "tables" / "runs.csv")
     announce(out, files)
-    write_sections(all_sections, out, methods=sentences, figures=drawing is not None)
+    write_sections(all_sections, out, methods=sentences, with_charts=drawing is not None)
     write_csv(out / "tables" / "runs.csv", cells.runs)
     text = page(
         cells,
@@ -191,9 +191,9 @@ def _write(
         notes=notes,
         methods=sentences,
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
-        figures=drawing is not None,
+        with_charts=drawing is not None,
     )
-    (out / "report.md").write_text(visible(text), encoding="utf-8")
+    (out / "report.md").write_text(make_printable(text), encoding="utf-8")
     html = html_page(
         material,
         comparison=overview,

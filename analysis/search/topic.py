@@ -83,10 +83,10 @@ def search_section(cells: Cells) -> Section | None:
             "rests on them: the runs here are the grid that was measured around the best of each "
             "study, with other seeds.",
         ],
-        short=best or scopes,
+        first_screen=best or scopes,
         tables=tables,
         pictures=pictures,
-        curves=curves,
+        chart_data=curves,
     )
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.labels import group_name
-from batchscape.analysis.targets.ends import crossing_rows, cut, last_losses, progress_at
+from batchscape.analysis.targets.ends import crossing_rows, find_run_rows, last_losses, progress_at
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text, list_text
@@ -136,7 +136,7 @@ def why_unsettled(reaches: pd.DataFrame) -> str | None:
 
 
 def _settled(losses: _LossRange, curves: pd.DataFrame, n: int) -> tuple[_LossRange, str | None]:
-    """Raise the hardest target until it is settled; the text names one passed over."""
+    """Raise the hardest target until it is settled; return a note on one that was passed over."""
     if losses.stop >= losses.hardest or not losses.easiest > losses.hardest:
         return losses, None
     places = np.linspace(losses.hardest, losses.easiest, _PLACES, endpoint=False)
@@ -158,14 +158,14 @@ def _settled(losses: _LossRange, curves: pd.DataFrame, n: int) -> tuple[_LossRan
 
 def _both_crossings(curves: pd.DataFrame, target: float) -> pd.DataFrame:
     """Return the steps of both crossings of each run."""
-    runs = cut(curves)
+    runs = find_run_rows(curves)
     loss = curves["loss"].to_numpy(dtype=float)
     first, sustained, _ = crossing_rows((loss <= target) & (loss > -np.inf), runs)
     steps = {}
     for name, row in (("first_steps_to_target", first), ("steps_to_target", sustained)):
         upper = np.minimum(row, runs.last)
-        at = progress_at(curves, upper, upper == runs.start, target)["steps_to_target"]
-        steps[name] = np.where(row <= runs.last, at, np.nan)
+        crossing_steps = progress_at(curves, upper, upper == runs.start, target)["steps_to_target"]
+        steps[name] = np.where(row <= runs.last, crossing_steps, np.nan)
     return pd.DataFrame(steps)
 
 

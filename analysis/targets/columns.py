@@ -58,23 +58,23 @@ def recognise(
     # W&B writes its own count of calls as `Step`.
     names = {plain(str(column)): str(column) for column in table.columns if column != "Step"}
     table = table.set_axis([str(column) for column in table.columns], axis=1)
-    column_of = _given(table, columns or {})
-    has_loss = "loss" in column_of or any(n in names for n in ("loss", *ALIASES["loss"]))
+    theirs_of = _given(table, columns or {})
+    has_loss = "loss" in theirs_of or any(n in names for n in ("loss", *ALIASES["loss"]))
     extra = _WITH_LOSS if has_loss else _WITHOUT_LOSS
     unused = []
     for name, aliases in ALIASES.items():
-        if name in column_of:
+        if name in theirs_of:
             continue
         if name in names:
-            column_of[name] = names[name]
+            theirs_of[name] = names[name]
             continue
         possible = [*aliases, *extra.get(name, ())]
         matches = [names[alias] for alias in possible if alias in names]
-        matches = [column for column in matches if column not in column_of.values()]
+        matches = [column for column in matches if column not in theirs_of.values()]
         if name == "run" and len({pd.factorize(table[n])[0].tobytes() for n in matches}) == 1:
             del matches[1:]  # Each tells the same runs apart.
         if len(matches) > 1:
-            if name in _NOT_NEEDED or (name == "samples" and "optimizer_step" in column_of):
+            if name in _NOT_NEEDED or (name == "samples" and "optimizer_step" in theirs_of):
                 unused.append(f"not used, for several could be {name}: {', '.join(matches)}")
                 continue
             msg = (
@@ -83,15 +83,15 @@ def recognise(
             )
             raise AnalysisError(msg)
         if matches:
-            column_of[name] = matches[0]
-    _refuse_tokens(column_of, names)
+            theirs_of[name] = matches[0]
+    _refuse_tokens(theirs_of, names)
     notes = [
-        f"{theirs} is taken for {name}" for name, theirs in column_of.items() if theirs != name
+        f"{theirs} is taken for {name}" for name, theirs in theirs_of.items() if theirs != name
     ]
     notes += unused
     # A column with our name, where the user gave another column for that name.
-    shadowed = {name: f"{name} (not used)" for name in column_of if name in table}
-    renamed = table.rename(columns={**shadowed, **{old: new for new, old in column_of.items()}})
+    shadowed = {name: f"{name} (not used)" for name in theirs_of if name in table}
+    renamed = table.rename(columns={**shadowed, **{old: new for new, old in theirs_of.items()}})
     return renamed, notes
 
 
@@ -140,10 +140,10 @@ def _refuse_twice(table: pd.DataFrame, columns: Mapping[str, str]) -> None:
         raise AnalysisError(msg)
 
 
-def _refuse_tokens(column_of: Mapping[str, str], names: Mapping[str, str]) -> None:
+def _refuse_tokens(theirs_of: Mapping[str, str], names: Mapping[str, str]) -> None:
     """Refuse a batch in tokens."""
-    batch = column_of.get("global_batch_size")
-    suspects = [name for plain, name in names.items() if _IN_TOKENS.fullmatch(plain)]
+    batch = theirs_of.get("global_batch_size")
+    suspects = [name for plain_name, name in names.items() if _IN_TOKENS.fullmatch(plain_name)]
     if batch is None and suspects:
         msg = (
             f"global_batch_size counts samples, and {suspects[0]} counts tokens; divide it by the "

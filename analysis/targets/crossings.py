@@ -32,10 +32,10 @@ from batchscape.analysis.targets.choice import ChosenTargets, choose_targets
 from batchscape.analysis.targets.curves import IDENTITY
 from batchscape.analysis.targets.ends import (
     TO_TARGET,
-    Runs,
+    RunRows,
     crossing_rows,
-    cut,
     diverged_runs,
+    find_run_rows,
     progress_at,
 )
 from batchscape.analysis.targets.tidy import tidy_curves
@@ -96,7 +96,7 @@ def steps_to_target(
     else:
         targets = [float(target) for target in targets]
         targets_by_group = dict.fromkeys(map(int, curves["group"].unique()), targets)
-    runs = cut(curves)
+    runs = find_run_rows(curves)
     identity = curves.loc[runs.last, [name for name in IDENTITY if name in curves]]
     identity = identity.reset_index(drop=True)
     diverged = diverged_runs(curves, runs)
@@ -104,7 +104,7 @@ def steps_to_target(
     for target in sorted({t for losses in targets_by_group.values() for t in losses}, reverse=True):
         groups = [group for group, losses in targets_by_group.items() if target in losses]
         is_in_group = identity["group"].isin(groups).to_numpy(dtype=bool)
-        group_runs = Runs(runs.start[is_in_group], runs.last[is_in_group])
+        group_runs = RunRows(runs.start[is_in_group], runs.last[is_in_group])
         part = _reaches(curves, group_runs, diverged[is_in_group], target, crossing)
         parts.append(pd.concat([identity[is_in_group].reset_index(drop=True), part], axis=1))
     return pd.concat(parts, ignore_index=True)
@@ -112,7 +112,7 @@ def steps_to_target(
 
 def _reaches(
     curves: pd.DataFrame,
-    runs: Runs,
+    runs: RunRows,
     diverged: NDArray[np.bool_],
     target: float,
     crossing: Crossing,
@@ -122,11 +122,11 @@ def _reaches(
     met = (loss <= target) & (loss > -np.inf)  # False for NaN
     first, sustained, confirmed = crossing_rows(met, runs)
     _refuse_met_at_start(loss, step, runs, met, target)
-    at = sustained if crossing == "sustained" else first
+    crossing_row = sustained if crossing == "sustained" else first
     as_measured = crossing == "first_evaluation"
-    diverged = diverged & ~((at <= runs.last) & as_measured)
-    reached = (at <= runs.last) & ~diverged
-    upper = np.where(reached, at, runs.last)
+    diverged = diverged & ~((crossing_row <= runs.last) & as_measured)
+    reached = (crossing_row <= runs.last) & ~diverged
+    upper = np.where(reached, crossing_row, runs.last)
     # A run's first row has none before it to interpolate from.
     values = progress_at(curves, upper, (upper == runs.start) | as_measured, target)
     first_upper = np.minimum(first, runs.last)
@@ -163,7 +163,7 @@ def _reaches(
 
 
 def _refuse_met_at_start(
-    loss: _Floats, step: _Floats, runs: Runs, met: NDArray[np.bool_], target: float
+    loss: _Floats, step: _Floats, runs: RunRows, met: NDArray[np.bool_], target: float
 ) -> None:
     early = met[runs.start] & (step[runs.start] == 0)
     if early.any():

@@ -122,9 +122,9 @@ def curve_groups(cells: Cells, across: Collection[str] = ()) -> pd.DataFrame:
     """Tell apart what must not be pooled at one target.
 
     Runs of one group agree in everything but global batch, geometry, seeds and learning rate, and
-    in where they ran. A setting of optimizer, schedule, budget or evaluation that follows from
-    the global batch (and learning rate), as one that is scaled with it, makes no group of its own;
-    nor does one of `across`, or what follows from it.
+    in where they ran. These make no group: settings of optimizer, schedule, budget or evaluation
+    that follow from the global batch (and learning rate), those in `across`, and what follows from
+    these.
 
     Returns
     -------

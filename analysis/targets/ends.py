@@ -19,21 +19,21 @@ TO_TARGET = {
 """Columns of what it took, and the columns of progress that they count."""
 
 
-class Runs(NamedTuple):
+class RunRows(NamedTuple):
     """Curves cut into runs: row numbers, one of each a run."""
 
     start: NDArray[np.int64]
     last: NDArray[np.int64]
 
 
-def cut(curves: pd.DataFrame) -> Runs:
+def find_run_rows(curves: pd.DataFrame) -> RunRows:
     """Find where each run begins and ends in a tidy table of curves."""
     start = np.flatnonzero(curves["run"].ne(curves["run"].shift()).to_numpy(dtype=bool))
     last = np.append(start[1:], len(curves)) - 1
-    return Runs(start, last)
+    return RunRows(start, last)
 
 
-def diverged_runs(curves: pd.DataFrame, runs: Runs) -> NDArray[np.bool_]:
+def diverged_runs(curves: pd.DataFrame, runs: RunRows) -> NDArray[np.bool_]:
     """Tell which runs diverged, by status or because a last loss after training is not finite."""
     last = curves.iloc[runs.last]
     lost = ~np.isfinite(last["loss"].to_numpy(dtype=float)) & (last["optimizer_step"] > 0)
@@ -42,7 +42,7 @@ def diverged_runs(curves: pd.DataFrame, runs: Runs) -> NDArray[np.bool_]:
 
 
 def crossing_rows(
-    met: NDArray[np.bool_], runs: Runs
+    met: NDArray[np.bool_], runs: RunRows
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[np.int64]]]:
     """Find the rows of both crossings of each run, past its last where there is none.
 
@@ -88,7 +88,7 @@ def progress_at(
 
 def last_losses(curves: pd.DataFrame) -> pd.DataFrame:
     """Return one row a run with its last loss (inf: diverged) and its highest settled one."""
-    runs = cut(curves)
+    runs = find_run_rows(curves)
     loss = curves["loss"].to_numpy(dtype=float)
     identity = curves.loc[runs.last, [name for name in IDENTITY if name in curves]]
     settled = loss.copy()

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.targets.columns import plain, recognise
 from batchscape.analysis.targets.curves import PROGRESS
-from batchscape.analysis.targets.ends import TO_TARGET, cut, last_losses
+from batchscape.analysis.targets.ends import TO_TARGET, find_run_rows, last_losses
 from batchscape.analysis.targets.schema import MISSING, NAN, check, refuse_rows
 from batchscape.analysis.targets.summary import tidy_reaches
 from batchscape.analysis.targets.tidy import tidy_curves
@@ -222,7 +222,7 @@ def _has_loss(table: pd.DataFrame, minimise: str | None) -> bool:
     has_both = {"loss", "steps_to_target"} <= set(table)
     if has_both and minimise is None:
         msg = (
-            "the table has both a loss and steps to a target; say which the analysis is of, with "
+            "the table has both loss and steps_to_target, and one is analysed: choose "
             "--minimise loss or --minimise steps"
         )
         raise AnalysisError(msg)
@@ -438,18 +438,20 @@ def _measured(
             "apart: an empty cell is missing, and nan was logged"
         )
         raise AnalysisError(msg)
-    out = has_no_number if nan == "missing" else missing
-    if out.any():
+    is_left_out = has_no_number if nan == "missing" else missing
+    if is_left_out.any():
         notes.append(
-            f"{out.sum()} of {len(rows)} rows have no loss and are left out, as not measured (a "
-            "NaN that training logged is written nan; pandas writes it with na_rep='nan')"
+            f"{is_left_out.sum()} of {len(rows)} rows have no loss and are left out, as not "
+            "measured (a NaN that training logged is written nan; pandas writes it with "
+            "na_rep='nan')"
         )
-    if (has_no_number & ~out).any():
+    if (has_no_number & ~is_left_out).any():
         notes.append(
-            f"{(has_no_number & ~out).sum()} of {len(rows)} losses are NaN, taken as logged: they "
-            "meet no target, and a run that ends with one diverged; --nan missing leaves them out"
+            f"{(has_no_number & ~is_left_out).sum()} of {len(rows)} losses are NaN, taken as "
+            "logged: they meet no target, and a run that ends with one diverged; --nan missing "
+            "leaves them out"
         )
-    if out.all():
+    if is_left_out.all():
         msg = f"loss has a number in one row at least; all {len(rows)} have none"
         raise AnalysisError(msg)
     progress = [name for name in PROGRESS if name in rows]
@@ -457,9 +459,9 @@ def _measured(
         # How a run ended may stand in its last row alone, and that may be one without a loss.
         ordered = rows.sort_values(progress[:1], kind="stable")
         rows["status"] = ordered.groupby("run")["status"].transform("last")
-    silent = out.groupby(rows["run"]).transform("all") & ~rows.duplicated("run")
+    silent = is_left_out.groupby(rows["run"]).transform("all") & ~rows.duplicated("run")
     rows.loc[silent, progress] = 0.0
-    return rows[~out | silent].reset_index(drop=True)
+    return rows[~is_left_out | silent].reset_index(drop=True)
 
 
 def _words(losses: pd.Series[Any]) -> pd.Series[str]:
@@ -505,7 +507,7 @@ def _finals(curves: pd.DataFrame, notes: list[str], *, has_progress: bool) -> pd
     finals = last_losses(curves).drop(columns="settled_loss")
     finals = finals.rename(columns={"final_loss": "final_eval_loss"})
     if has_progress:
-        last = curves.loc[cut(curves).last, list(PROGRESS)].reset_index(drop=True)
+        last = curves.loc[find_run_rows(curves).last, list(PROGRESS)].reset_index(drop=True)
         finals = finals.assign(**{name: last[name] for name in PROGRESS})
     early = ~finals["status"].isin([Status.COMPLETED, Status.DIVERGED]) & finals["status"].notna()
     missing = finals["final_eval_loss"].isna() & ~early
@@ -571,9 +573,9 @@ def _refuse_mixed_units(rows: pd.DataFrame) -> None:
         return
     expected = rows[steps] * rows["global_batch_size"]
     has_both = np.isfinite(expected) & np.isfinite(rows[samples])
-    off = (rows[samples] - expected).abs() > _SAME_UNIT * expected + rows["global_batch_size"]
-    if (has_both & off).any():
-        row = int(np.flatnonzero((has_both & off).to_numpy())[0])
+    is_off = (rows[samples] - expected).abs() > _SAME_UNIT * expected + rows["global_batch_size"]
+    if (has_both & is_off).any():
+        row = int(np.flatnonzero((has_both & is_off).to_numpy())[0])
         factor = float(rows[samples].iloc[row] / max(float(expected.iloc[row]), 1.0))
         msg = (
             f"{samples} is {steps} times global_batch_size; row {row + 1} has {factor:.4g} times "

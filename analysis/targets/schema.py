@@ -117,7 +117,7 @@ def check(
         msg = f"{what} needs rows; it is empty"
         raise AnalysisError(msg)
     checked = (name for name in dict.fromkeys((*needed, *others)) if name in table)
-    return table.assign(**{name: _checked(table[name], name) for name in checked})
+    return table.assign(**{name: _check_column(table[name], name) for name in checked})
 
 
 def refuse_rows(wrong: ArrayLike, name: str, column: pd.Series[Any], rule: str) -> None:
@@ -132,8 +132,8 @@ def refuse_rows(wrong: ArrayLike, name: str, column: pd.Series[Any], rule: str) 
         raise AnalysisError(msg)
 
 
-def _checked(column: pd.Series[Any], name: str) -> pd.Series[Any]:
-    """Return a column as its rule has it."""
+def _check_column(column: pd.Series[Any], name: str) -> pd.Series[Any]:
+    """Refuse values that break the rule; return numbers, or texts unchanged."""
     rule = COLUMNS.get(name, _AMOUNT if name.endswith(("_s", "_gib")) else _LOSS)
     if isinstance(rule, str):
         wrong = column.isna() if name != "outcome" else ~column.isin(OUTCOMES)

@@ -72,8 +72,8 @@ def reaches_table(reaches: pd.DataFrame) -> pd.DataFrame:
     -----
     The statistic is what learning rates are chosen by: the geometric mean with the t-interval of
     the mean logarithm where all runs reached, else the median with infinity, whose value is NaN
-    where censored runs leave it open (its lower end still stands). A time is of one cut: where the
-    runs of a row had several, there is none.
+    where censored runs leave it open (its lower end still stands). Times depend on the cut: a row
+    with several cuts has none.
     """
     reaches = distinct_trajectories(tidy_reaches(reaches))
     apart = "program_cut" in reaches and reaches["program_cut"].notna().any()

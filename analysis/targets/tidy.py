@@ -84,7 +84,10 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def distinct_trajectories(reaches: pd.DataFrame) -> pd.DataFrame:
-    """Keep one run a trajectory (of programs, a cut): a diverged or completed one first."""
+    """Keep one run of each trajectory, of programs of each cut too.
+
+    Completed ones go first; of programs, diverged ones before them.
+    """
     if "trajectory_id" not in reaches:
         return reaches
     names = ("group", "trajectory_id", "global_batch_size", "program_cut", "target_loss")
@@ -104,17 +107,19 @@ def at_common_target(
 ) -> pd.DataFrame:
     """Keep the rows at the lowest target that all of `runs` (with equal `by`) reached."""
     keys = ["sweep_dir", "run_id"]
-    place = runs.groupby(list(by), dropna=False).ngroup() if by else 0
-    head = runs[keys].assign(place=place)
+    group_number = runs.groupby(list(by), dropna=False).ngroup() if by else 0
+    head = runs[keys].assign(group_number=group_number)
     merged = reaches.merge(head, on=keys)
-    by_target = merged["outcome"].eq("reached").groupby([merged["place"], merged["target_loss"]])
+    by_target = (
+        merged["outcome"].eq("reached").groupby([merged["group_number"], merged["target_loss"]])
+    )
     reached = by_target.agg(["all", "size"]).reset_index()
     everywhere = reached["all"] & reached["size"].eq(
-        reached["place"].map(head["place"].value_counts())
+        reached["group_number"].map(head["group_number"].value_counts())
     )
-    lowest = reached[everywhere].groupby("place")["target_loss"].min()
-    at_lowest = merged["target_loss"].eq(merged["place"].map(lowest))
-    return merged[at_lowest].drop(columns="place").reset_index(drop=True)
+    lowest = reached[everywhere].groupby("group_number")["target_loss"].min()
+    at_lowest = merged["target_loss"].eq(merged["group_number"].map(lowest))
+    return merged[at_lowest].drop(columns="group_number").reset_index(drop=True)
 
 
 def _refuse_several_settings(curves: pd.DataFrame) -> None:

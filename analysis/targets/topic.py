@@ -112,8 +112,8 @@ def reaches_shown(table: pd.DataFrame, groups: Mapping[int, str] | None = None) 
 
 
 _OF_ONE_CUT = (
-    "A time is of one cut: where the runs of a row had several it is left out here, and stands by "
-    "cut in the table of geometries."
+    "Times depend on the cut: a row with several cuts has none here, and the table of geometries "
+    "has them by cut."
 )
 
 

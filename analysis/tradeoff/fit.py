@@ -128,14 +128,14 @@ class TradeoffFit:
         return _TRUST[self.form]
 
     @property
-    def identified(self) -> bool:
+    def is_identified(self) -> bool:
         """Whether the critical batch size is."""
         return self.critical_batch_size.is_identified
 
     @property
-    def why(self) -> str | None:
+    def why_not(self) -> str | None:
         """Why it is not."""
-        return None if self.identified else self.critical_batch_size.note
+        return None if self.is_identified else self.critical_batch_size.note
 
     @property
     def misfit(self) -> str | None:

@@ -181,13 +181,13 @@ class _RejectionSearch:
         """Step outwards, from where the test would reject if curves were straight."""
         n = len(theta)
         inside, outside, anchor = np.zeros(n), np.full(n, np.inf), theta.copy()
-        straight = self.tested(theta)[2]
+        straight = self.test_value(theta)[2]
         step = np.clip(straight, _FIRST_STEP, REACH / 4)
         active = np.ones(n, dtype=bool)
         while active.any():
             rows = np.flatnonzero(active)
             search = self._rows(active)
-            moved, excess, _ = search.tested(
+            moved, excess, _ = search.test_value(
                 anchor[rows] + (step - inside)[rows, None] * search.ways
             )
             out = excess > 0
@@ -202,7 +202,7 @@ class _RejectionSearch:
 
         def excess(at: Floats, row: NDArray[np.int64]) -> Floats:
             search = self._rows(row)
-            return search.tested(anchor[row] + (at - low[row])[:, None] * search.ways)[1]
+            return search.test_value(anchor[row] + (at - low[row])[:, None] * search.ways)[1]
 
         root = elementwise.find_root(
             excess,
@@ -212,7 +212,7 @@ class _RejectionSearch:
         )
         return np.where(root.success, root.x, low)
 
-    def tested(self, theta: Floats) -> tuple[Floats, Floats, Floats]:
+    def test_value(self, theta: Floats) -> tuple[Floats, Floats, Floats]:
         """Fit the free parameters, and test the value of the quantity.
 
         Returns the parameters, the test statistic less its limit, and the distance at which a

@@ -82,10 +82,10 @@ def measure(reaches: pd.DataFrame) -> Measurements:
     ]
     penalty = _penalty(complete)
     if penalty is not None:
-        first, text = penalty
+        first_fitted, text = penalty
         warnings.append(text)
-        left_out += [_row(cell, "small-batch penalty") for cell in complete[:first]]
-        complete = complete[first:]
+        left_out += [_excluded_row(cell, "small-batch penalty") for cell in complete[:first_fitted]]
+        complete = complete[first_fitted:]
     fitted_runs = pd.concat(complete) if complete else rows.iloc[:0]
     firsts = fitted_runs.get("first_steps_to_target", fitted_runs["steps_to_target"]).astype(float)
     # A table of crossings that are not for good may know none before them.
@@ -142,10 +142,10 @@ def ends_of_range(
     30 %, first crossings 92 %    91 %    84 %
     ===================== ======= ======= ========
     """
-    first, last = ends or (measurements.batches[0], measurements.batches[-1])
-    if not {first, last} <= set(measurements.batches.tolist()):
+    smallest, largest = ends or (measurements.batches[0], measurements.batches[-1])
+    if not {smallest, largest} <= set(measurements.batches.tolist()):
         return None
-    places = np.searchsorted(measurements.batches, [first, last])
+    places = np.searchsorted(measurements.batches, [smallest, largest])
     small, large = measurements.log_steps[places]
     shared = np.isfinite(small - large)
     logs = (small - large)[shared]
@@ -156,12 +156,12 @@ def ends_of_range(
     # How much later, in the mean, each end was met for good than first.
     later = (measurements.log_steps - measurements.log_first_steps)[places][:, shared].mean(axis=1)
     ends_of_log = np.array([mean - half - later[0], mean, mean + half + later[1]])
-    span = float(np.log(last / first))
+    span = float(np.log(largest / smallest))
     method = f"t over {n} paired log ratios, from first crossings to those for good"
 
     def ratio(logs: NDArray[np.float64], what: str) -> Estimate:
         low, value, high = np.exp(np.sort(logs) if n > 1 else logs).tolist()
-        definition = f"ratio of {what} to the target, batch sizes {first:g} and {last:g}"
+        definition = f"ratio of {what} to the target, batch sizes {smallest:g} and {largest:g}"
         return Estimate(value, low, high, n, "", method if n > 1 else "no interval", definition)
 
     return ratio(ends_of_log, "optimizer steps, smallest to largest"), ratio(
@@ -215,10 +215,10 @@ def _censored(cell: pd.DataFrame) -> dict[str, object]:
     reason = f"{n - reached} of {n} runs did not reach the target" + (
         f" ({kinds})" if kinds else ""
     )
-    return _row(cell, reason)
+    return _excluded_row(cell, reason)
 
 
-def _row(cell: pd.DataFrame, reason: str) -> dict[str, object]:
+def _excluded_row(cell: pd.DataFrame, reason: str) -> dict[str, object]:
     return {
         "global_batch_size": cell["global_batch_size"].iloc[0],
         "runs": len(cell),
@@ -228,7 +228,7 @@ def _row(cell: pd.DataFrame, reason: str) -> dict[str, object]:
 
 
 def _penalty(cells: list[pd.DataFrame]) -> tuple[int, str] | None:
-    """Find from which batch size on small batches need no more samples than larger ones."""
+    """Find the batch size below which smaller ones need significantly more samples."""
     # No form has samples to target that fall with the batch: learning rate, momentum or the noise
     # floor cost small batches what no form holds.
     if len(cells) < 3:
@@ -258,12 +258,12 @@ def _penalty(cells: list[pd.DataFrame]) -> tuple[int, str] | None:
     )
 
 
-def _error_of_difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[float, int]:
+def _error_of_difference(cell: pd.DataFrame, other_cell: pd.DataFrame) -> tuple[float, int]:
     """Return the standard error of a difference of mean log steps, and its degrees of freedom.
 
     Seed by seed where two seeds or more are shared, else from both variances.
     """
-    logs = [np.log(cell.set_index("seed")["steps_to_target"]) for cell in (first, second)]
+    logs = [np.log(each.set_index("seed")["steps_to_target"]) for each in (cell, other_cell)]
     pairs = (logs[0] - logs[1]).dropna().to_numpy()
     if len(pairs) > 1:
         return float(pairs.std(ddof=1) / np.sqrt(len(pairs))), len(pairs) - 1

@@ -35,7 +35,7 @@ class Noise:
 
     @property
     def n_parts(self) -> int:
-        """Number of such groups of batch sizes."""
+        """Number of groups of batch sizes that share seeds."""
         return int(self.parts.max()) + 1
 
     def variance(self, weights: Floats) -> tuple[Floats, Floats]:
@@ -69,16 +69,18 @@ class Noise:
         few runs that decide a sum then decide its degrees; with n runs everywhere they are n - 1.
         """
         several = self.counts > 1
-        less = np.where(several, self.counts - 1, 1)
+        own_degrees = np.where(several, self.counts - 1, 1)
         shares = weights**2 / self.counts * several
         total = shares.sum(axis=1)
         has_weight = total > 0
         shares = np.divide(shares, total[:, None], out=shares, where=has_weight[:, None])
-        apart = np.divide(
-            1.0, (shares**2 / less).sum(axis=1), out=np.ones_like(total), where=has_weight
+        separate_degrees = np.divide(
+            1.0, (shares**2 / own_degrees).sum(axis=1), out=np.ones_like(total), where=has_weight
         )
-        pooled = float(less[several].sum())
-        return np.where(has_weight, np.minimum(apart, (shares * less).sum(axis=1)), pooled)
+        pooled = float(own_degrees[several].sum())
+        return np.where(
+            has_weight, np.minimum(separate_degrees, (shares * own_degrees).sum(axis=1)), pooled
+        )
 
 
 def noise_of(values: Floats) -> Noise | None:
@@ -101,10 +103,10 @@ def noise_of(values: Floats) -> Noise | None:
         return None
     filled = np.where(present, values, 0.0)
     means = filled.sum(axis=2, keepdims=True) / counts[:, None]
-    away = np.where(present, values - means, 0.0)
+    residuals = np.where(present, values - means, 0.0)
     freedom = np.where(several, counts * (counts - 1), 1)
-    deviations = away / np.sqrt(freedom)[:, None] * several[:, None]
-    pooled = (away**2).sum(axis=(1, 2)) / (counts - 1).sum()
+    deviations = residuals / np.sqrt(freedom)[:, None] * several[:, None]
+    pooled = (residuals**2).sum(axis=(1, 2)) / (counts - 1).sum()
     single = pooled[:, None] * ~several
     return Noise(deviations, single, _linked(present), counts)
 

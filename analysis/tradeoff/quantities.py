@@ -32,9 +32,9 @@ class _Quantity(NamedTuple):
     weights: tuple[int, int, int]
     """Of the parameters, in the sum that is its logarithm."""
     beyond: dict[str, str]
-    """The end that it loses, `low` or `high` or neither, where the fitted critical batch size lies
-    beyond the `largest` or the `smallest` batch size. The curve is not trusted there, so that it
-    has no value; beyond a side that is absent it stands."""
+    """By side, `largest` or `smallest`, on which the fitted critical batch size may lie outside the
+    batch sizes: the end that is lost with the value, `low` or `high` or neither. The curve is not
+    trusted there; an absent side costs nothing."""
 
 
 _QUANTITIES = {
@@ -163,7 +163,7 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
     if reason is None and value > fit.measurements.batches.max() * (1 + 1e-9):
         estimate = replace(estimate, high=math.inf)
         reason = _extrapolated(fit, "it", value, "largest")
-    return _stated(fit, estimate, reason)
+    return _with_reason(fit, estimate, reason)
 
 
 def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
@@ -206,11 +206,11 @@ def _estimate(fit: Fitted, name: str, definition: str) -> Estimate:
         reason = reason or _extrapolated(fit, "the critical batch size", critical, side)
     n = fit.measurements.n_seeds
     estimate = Estimate(math.exp(log_value), low, high, n, quantity.unit, fit.method, definition)
-    return _stated(fit, estimate, reason)
+    return _with_reason(fit, estimate, reason)
 
 
-def _stated(fit: Fitted, estimate: Estimate, reason: str | None) -> Estimate:
-    """Keep an estimate with its bounds alone for a reason, and say where seeds are too few."""
+def _with_reason(fit: Fitted, estimate: Estimate, reason: str | None) -> Estimate:
+    """With a reason, drop the value, keep the bounds, and note it; else note too few seeds."""
     if reason is not None:
         return replace(estimate, value=math.nan, note=f"{NOT_IDENTIFIED}: {reason}")
     if fit.noise is None:

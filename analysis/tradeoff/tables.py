@@ -122,7 +122,7 @@ def _critical(group_fits: Sequence[GroupFits]) -> Table:
     early = table["runs_met_early"].astype(str) + " of " + table["runs_reached"].astype(str)
     first = group_fits[0].fit
 
-    def estimate(name: str, header: str) -> Column:
+    def estimate_column(name: str, header: str) -> Column:
         ends = (f"{name}_low", f"{name}_high")
         return Column(name, header, "", 3, *ends, n="n_seeds", missing=NOT_IDENTIFIED)
 
@@ -133,15 +133,15 @@ def _critical(group_fits: Sequence[GroupFits]) -> Table:
         [
             Column("group", is_left=True),
             Column("target_loss", format="g", is_left=True),
-            estimate("critical_batch_size", "critical batch (samples)"),
-            estimate("exponent", "exponent"),
+            estimate_column("critical_batch_size", "critical batch (samples)"),
+            estimate_column("exponent", "exponent"),
             *(
-                [estimate("if_one", "if the exponent is 1")]
+                [estimate_column("if_one", "if the exponent is 1")]
                 if any(fit.of_form("two_term") for fit in fits)
                 else []
             ),
-            estimate("overhead_batch_size", "overhead batch (samples)"),
-            estimate("s_min", "fewest steps"),
+            estimate_column("overhead_batch_size", "overhead batch (samples)"),
+            estimate_column("s_min", "fewest steps"),
             Column("n_batches", "batch sizes"),
             Column("n_seeds", "seeds"),
             Column("runs_met_early", "met early", texts=early),

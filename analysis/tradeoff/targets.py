@@ -62,7 +62,7 @@ def curve_of_fits(fits: dict[float, TradeoffFit]) -> pd.DataFrame:
             "lack_of_fit_p": fit.lack_of_fit_p,
             "aicc": fit.aicc,
             "aicc_delta": fit.forms["delta"].get(fit.form) if "delta" in fit.forms else None,
-            "identified": fit.identified,
+            "identified": fit.is_identified,
             "note": fit.critical_batch_size.note,
             "runs": run_names(fit.runs),
         }

@@ -82,7 +82,7 @@ def tradeoff_section(
     targets = table.get("target_loss", pd.Series(math.inf, table.index))
     table = table.assign(target_loss=targets.fillna(math.inf))
     group_fits: list[GroupFits] = []
-    loud = list(warnings)
+    all_warnings = list(warnings)
     parts = [part for part in table.groupby("group") if part[1]["global_batch_size"].nunique() > 1]
     if not parts:
         return None
@@ -97,7 +97,7 @@ def tradeoff_section(
                 reference_batch_size=reference_batch_size,
             )
         except AnalysisError as error:
-            loud.append(f"{label}: {error}" if label else str(error))
+            all_warnings.append(f"{label}: {error}" if label else str(error))
             continue
         group_fits.append(_choose_target(group, label, group_reaches, fits))
     curves = fitted_curves(group_fits)
@@ -105,21 +105,21 @@ def tradeoff_section(
     steps = steps_chart(table, curves, groups or {}, headline_target)
     if not group_fits:
         answer = ["Not identified: nothing can be fitted."]
-        return Section(_TITLE, answer, pictures=[steps] if steps else [], warnings=loud)
+        return Section(_TITLE, answer, pictures=[steps] if steps else [], warnings=all_warnings)
     several = len(group_fits) > 1
     return Section(
         _TITLE,
         [sentence for group in group_fits for sentence in _answer(group, noise_scales)],
         tradeoff_tables(group_fits),
         _pictures(group_fits, noise_scales, steps),
-        [*loud, *(text for group in group_fits for text in _warnings(group, tuning))],
+        [*all_warnings, *(text for group in group_fits for text in _warnings(group, tuning))],
         {
             f"{name}_group_{group.number}" if several else name: estimate
             for group in group_fits
             for name, estimate in group.headlines.items()
         },
-        short=_short(group_fits),
-        curves={} if curves.empty else {"tradeoff_curve": curves},
+        first_screen=_short(group_fits),
+        chart_data={} if curves.empty else {"tradeoff_curve": curves},
     )
 
 
@@ -291,7 +291,7 @@ def _choose_target(
     if easier is not None:
         estimates = _estimates(fits[easier], ends).items()
         readings[f"at a loss of {easier:g}"] = {n: e for n, e in estimates if n not in _OF_A_TARGET}
-    held = {
+    checked_estimates = {
         name: under_readings(
             estimate,
             [
@@ -302,7 +302,7 @@ def _choose_target(
         )
         for name, estimate in headlines.items()
     }
-    return GroupFits(number, label, fits, main, early, None, held)
+    return GroupFits(number, label, fits, main, early, None, checked_estimates)
 
 
 def _other_fits(fit: TradeoffFit, reaches: pd.DataFrame) -> dict[str, TradeoffFit]:

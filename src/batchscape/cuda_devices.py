@@ -104,28 +104,30 @@ def driver_and_devices() -> tuple[str | None, list[CudaDevice | None]]:
         return None, []
 
 
-def visible_cuda_devices(variable: str | None) -> tuple[tuple[CudaDevice, ...], str | None]:
-    """Return the devices that `CUDA_VISIBLE_DEVICES` leaves visible, and what hinders their use."""
+def visible_cuda_devices(visible_setting: str | None) -> tuple[tuple[CudaDevice, ...], str | None]:
+    """Return the visible CUDA devices, and the problem with using them; None: there is none."""
     try:
         devices_or_none = every_cuda_device()
     except pynvml.NVMLError as error:
-        return (), _unseen_problem(variable, str(error))
+        return (), _unseen_problem(visible_setting, str(error))
     accessible = [device for device in devices_or_none if device is not None]
     if devices_or_none and not accessible:
-        return (), _unseen_problem(variable, "it opens none of them")
+        return (), _unseen_problem(visible_setting, "it opens none of them")
     devices = [replace(device, index=index) for index, device in enumerate(accessible)]
     uuids = [device.uuid for device in devices]
-    visible = tuple(devices[index] for index in visible_indices(variable, uuids))
-    sliced = ",".join(str(accessible[device.index].index) for device in visible if device.is_sliced)
+    visible = tuple(devices[index] for index in visible_indices(visible_setting, uuids))
+    sliced = [str(accessible[device.index].index) for device in visible if device.is_sliced]
     if sliced:
+        sliced_indices = ",".join(sliced)
         return visible, (
-            f"MIG is switched on for device {sliced}, and slices of devices are not supported: "
-            "CUDA would take one of them; name whole devices in CUDA_VISIBLE_DEVICES, or switch it "
-            f"off (nvidia-smi -i {sliced} -mig 0, as root), or use launcher.device=cpu"
+            f"MIG is switched on for device {sliced_indices}, and slices of devices are not "
+            "supported: CUDA would take one of them; name whole devices in CUDA_VISIBLE_DEVICES, "
+            f"or switch it off (nvidia-smi -i {sliced_indices} -mig 0, as root), or use "
+            "launcher.device=cpu"
         )
     order = os.environ.get("CUDA_DEVICE_ORDER")
     names = [device.name for device in devices]
-    return visible, visible_problem(variable, names, uuids, order)
+    return visible, visible_problem(visible_setting, names, uuids, order)
 
 
 def _open_device(index: int) -> CudaDevice | None:
@@ -154,10 +156,10 @@ def _open_device(index: int) -> CudaDevice | None:
         return None
 
 
-def _unseen_problem(variable: str | None, error: str) -> str | None:
+def _unseen_problem(visible_setting: str | None, error: str) -> str | None:
     """Say that there are devices which NVML does not list; None where there are none."""
     files = sorted(path.name for path in _DEVICE_FILES.glob("nvidia[0-9]*"))
-    if not files or hides_all(variable):
+    if not files or hides_all(visible_setting):
         return None
     return (
         f"this machine has NVIDIA devices ({', '.join(files)}), but the driver's library NVML "
@@ -166,19 +168,19 @@ def _unseen_problem(variable: str | None, error: str) -> str | None:
     )
 
 
-def visible_indices(variable: str | None, uuids: Sequence[str]) -> list[int]:
+def visible_indices(visible_setting: str | None, uuids: Sequence[str]) -> list[int]:
     """Return the positions in `uuids` that `CUDA_VISIBLE_DEVICES` leaves visible, in its order.
 
     Entries are all numbers, or all unambiguous beginnings of a UUID; text behind a number is
     ignored. The list ends at the first entry that names no device. A repeated device leaves none
     visible.
     """
-    if variable is None:
+    if visible_setting is None:
         return list(range(len(uuids)))
-    if variable.startswith("GPU-"):
-        return _by_uuid(variable.split(","), uuids)
+    if visible_setting.startswith("GPU-"):
+        return _by_uuid(visible_setting.split(","), uuids)
     numbers: list[int] = []
-    for entry in variable.split(","):
+    for entry in visible_setting.split(","):
         number = _NUMBER.match(entry.strip())
         if number is None or int(number[0]) < 0:
             break
@@ -206,35 +208,36 @@ def _by_uuid(entries: Sequence[str], uuids: Sequence[str]) -> list[int]:
     return indices
 
 
-def hides_all(variable: str | None) -> bool:
+def hides_all(visible_setting: str | None) -> bool:
     """Whether `CUDA_VISIBLE_DEVICES` hides every device on purpose."""
-    return variable is not None and variable.strip().lower() in _NONE_ON_PURPOSE
+    return visible_setting is not None and visible_setting.strip().lower() in _NONE_ON_PURPOSE
 
 
-def names_mig(variable: str | None) -> bool:
+def names_mig(visible_setting: str | None) -> bool:
     """Whether `CUDA_VISIBLE_DEVICES` names slices of devices."""
-    return any(part.strip().startswith("MIG-") for part in (variable or "").split(","))
+    return any(part.strip().startswith("MIG-") for part in (visible_setting or "").split(","))
 
 
 def visible_problem(
-    variable: str | None, models: Sequence[str], uuids: Sequence[str], order: str | None
+    visible_setting: str | None, models: Sequence[str], uuids: Sequence[str], order: str | None
 ) -> str | None:
     """Say why devices cannot be chosen as `CUDA_VISIBLE_DEVICES` has it; None where they can.
 
     `models` and `uuids` are in the driver's order, by PCI bus. Devices that are hidden on purpose,
     and slices, are no problem here.
     """
-    if variable is None or not uuids or names_mig(variable):
+    if visible_setting is None or not uuids or names_mig(visible_setting):
         return None
-    visible = visible_indices(variable, uuids)
-    if not visible and not hides_all(variable):
+    visible = visible_indices(visible_setting, uuids)
+    if not visible and not hides_all(visible_setting):
         last = len(uuids) - 1
         numbers = "is 0" if last == 0 else f"are 0 to {last}"
         return (
-            f"CUDA_VISIBLE_DEVICES={variable} names no CUDA device of this machine (their numbers "
-            f"{numbers}; a repeated one hides all); name some, unset it, or use launcher.device=cpu"
+            f"CUDA_VISIBLE_DEVICES={visible_setting} names no CUDA device of this machine "
+            f"(their numbers {numbers}; a repeated one hides all); name some, unset it, or use "
+            "launcher.device=cpu"
         )
-    by_number = not variable.startswith("GPU-")
+    by_number = not visible_setting.startswith("GPU-")
     if (
         by_number
         and order != "PCI_BUS_ID"
@@ -242,8 +245,9 @@ def visible_problem(
         and len(set(models)) > 1
     ):
         return (
-            f"CUDA_VISIBLE_DEVICES={variable} counts devices by their speed, and there are several "
-            f"models here ({', '.join(dict.fromkeys(models))}); set CUDA_DEVICE_ORDER=PCI_BUS_ID "
-            "to count as nvidia-smi does, or name UUIDs (nvidia-smi -L), or use launcher.device=cpu"
+            f"CUDA_VISIBLE_DEVICES={visible_setting} counts devices by their speed, and there "
+            f"are several models here ({', '.join(dict.fromkeys(models))}); set "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID to count as nvidia-smi does, or name UUIDs "
+            "(nvidia-smi -L), or use launcher.device=cpu"
         )
     return None

@@ -187,8 +187,8 @@ def driver(machine: Machine) -> list[Finding]:
     if machine.cuda_problem is not None:
         problem, _, repair = machine.cuda_problem.partition("; ")
         return [Finding("CUDA driver", "broken", problem, repair, needed=True)]
-    if machine.unmeasured is not None:
-        problem, _, repair = machine.unmeasured.partition("; ")
+    if machine.accelerator_problem is not None:
+        problem, _, repair = machine.accelerator_problem.partition("; ")
         return [Finding("accelerator", "broken", problem, repair, needed=True)]
     count = len(machine.cuda_devices)
     if not count:

@@ -123,8 +123,8 @@ def refuse_secrets(settings: Iterable[Mapping[str, Any]]) -> None:
     raise ConfigError(msg)
 
 
-def visible(text: str) -> str:
-    """Return a text without the sequences that terminals obey, other control characters visible.
+def make_printable(text: str) -> str:
+    """Remove terminal sequences, and write other control characters as escapes.
 
     Line ends and tabs stay.
     """
@@ -135,14 +135,14 @@ def visible(text: str) -> str:
 
 
 def outgoing(text: str) -> str:
-    """Return a text as it may leave: as `visible`, and without secrets."""
+    """Return a text as it may leave: as by `make_printable`, and without secrets."""
     # Sequences go first, as one within a secret would hide it.
-    return redact(visible(text))
+    return redact(make_printable(text))
 
 
 def outgoing_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
     """Return a JSON value whose texts, and keys, are as they may leave; it is not changed."""
-    return redact_json(_all_visible(content))
+    return redact_json(_all_printable(content))
 
 
 def outgoing_cell(text: str) -> str:
@@ -211,13 +211,13 @@ def _is_number(text: str) -> bool:
     return text == text.strip()
 
 
-def _all_visible(content: Any) -> Any:  # noqa: ANN401  (anything of JSON)
+def _all_printable(content: Any) -> Any:  # noqa: ANN401  (anything of JSON)
     if isinstance(content, str):
-        return visible(content)
+        return make_printable(content)
     if isinstance(content, dict):
-        return {_all_visible(key): _all_visible(value) for key, value in content.items()}
+        return {_all_printable(key): _all_printable(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_all_visible(value) for value in content]
+        return [_all_printable(value) for value in content]
     return content
 
 

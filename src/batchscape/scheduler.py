@@ -267,7 +267,10 @@ def _ask(program: str, *arguments: str, allowed: str | None = None) -> str:
             check=False,
         )
     except FileNotFoundError:
-        msg = f"there is no {program} here; Slurm is asked on machines that have its commands"
+        msg = (
+            f"Slurm's command {program} is not on the PATH; run batchscape where it is, such as on "
+            "a login node"
+        )
         raise SchedulerError(msg) from None
     except OSError as error:
         msg = f"{program} cannot be started: {error}"

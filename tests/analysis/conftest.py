@@ -14,7 +14,7 @@ import pytest
 
 from batchscape.config import RunConfig
 from batchscape.geometry import BatchGeometry
-from batchscape.plan.stages import scaled
+from batchscape.plan.stages import scale_optimizer
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.spec import DataIdentity, RunSpec, Stage
@@ -118,7 +118,7 @@ class SweepBuilder:
                     Stage(
                         n,
                         BatchGeometry(1, *cut),
-                        scaled(config.optimizer, config.scaling, prod(cut), ramp_factor),
+                        scale_optimizer(config.optimizer, config.scaling, prod(cut), ramp_factor),
                     )
                     for n, cut in ramp
                 ),

@@ -38,7 +38,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a sweep with a run of every status."""
     folder = tmp_path_factory.mktemp("recorded")
     load("record_sweeps").write_statuses(folder / "every_status")
-    write_report([folder / "every_status"], folder / "report", figures=False)
+    write_report([folder / "every_status"], folder / "report", with_charts=False)
     return folder / "report"
 
 

@@ -52,7 +52,7 @@ def test_every_backward_pass_counts_apart(tied):
     with GradientSquares(tied) as squares:
         for inputs in micro_batches:
             backward(tied, inputs)
-    total = squares.total(1.0)
+    total = squares.square_sum(1.0)
     assert total.dtype == torch.float64
     assert total.ndim == 0
     torch.testing.assert_close(total, expected, rtol=1e-12, atol=0)
@@ -64,12 +64,12 @@ def test_nothing_is_counted_outside_or_twice(tied):
     inputs = torch.randn(3, 6, dtype=torch.float64)
     with GradientSquares(tied) as squares:
         backward(tied, inputs)
-    once = squares.total(1.0).item()
+    once = squares.square_sum(1.0).item()
     backward(tied, inputs)
-    assert squares.total(1.0).item() == once
+    assert squares.square_sum(1.0).item() == once
     with GradientSquares(tied) as again:
         backward(tied, inputs)
-    assert again.total(1.0).item() == once
+    assert again.square_sum(1.0).item() == once
 
 
 def test_hooks_go_when_a_step_fails(tied):
@@ -102,10 +102,10 @@ def test_the_scale_of_the_loss_is_undone(tied, scale):
     inputs = torch.randn(3, 6, dtype=torch.float64)
     with GradientSquares(tied) as squares:
         backward(tied, inputs)
-        plain = squares.total(1.0)
+        plain = squares.square_sum(1.0)
     with GradientSquares(tied) as scaled:
         (tied(inputs) * float(scale)).backward()
-    assert scaled.total(scale) == plain
+    assert scaled.square_sum(scale) == plain
 
 
 def test_micro_steps_leave_no_tensors_behind(tied):
@@ -118,12 +118,12 @@ def test_micro_steps_leave_no_tensors_behind(tied):
 
     with GradientSquares(tied) as squares:
         backward(tied, inputs)
-        after_one, square = tensors(), squares.total(1.0).item()
+        after_one, square = tensors(), squares.square_sum(1.0).item()
         for _ in range(20):
             tied.zero_grad()
             backward(tied, inputs)
         assert tensors() == after_one
-    assert squares.total(1.0).item() == pytest.approx(21 * square)
+    assert squares.square_sum(1.0).item() == pytest.approx(21 * square)
 
 
 def test_many_tensors_do_not_lose_the_small_ones():
@@ -133,7 +133,7 @@ def test_many_tensors_do_not_lose_the_small_ones():
     with GradientSquares(parameters) as squares:
         (torch.cat(list(parameters)) * torch.tensor(sizes)).sum().backward()
     exact = sum(size**2 for size in sizes)
-    assert squares.total(1.0).item() == pytest.approx(exact, rel=1e-7)
+    assert squares.square_sum(1.0).item() == pytest.approx(exact, rel=1e-7)
     naive = torch.zeros(())
     for parameter in parameters:
         naive += parameter.grad.square().sum()
@@ -144,7 +144,7 @@ def test_a_gradient_that_is_not_finite_shows():
     weight = nn.Parameter(torch.zeros(2))
     with GradientSquares(nn.ParameterList([weight])) as squares:
         (weight * torch.tensor([1.0, float("inf")])).sum().backward()
-    assert not torch.isfinite(squares.total(1.0))
+    assert not torch.isfinite(squares.square_sum(1.0))
 
 
 def test_steps_are_sampled_at_the_end_of_each_interval():
@@ -203,6 +203,6 @@ def test_cuda_agrees_with_the_cpu_and_the_host_does_not_wait():
         with no_waiting() if device == "cuda" else nullcontext():
             with squares:
                 backward(moved, on_device)
-            total = squares.total(1.0)
+            total = squares.square_sum(1.0)
         totals.append(total.item())
     assert totals[1] == pytest.approx(totals[0], rel=1e-5)

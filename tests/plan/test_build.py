@@ -129,9 +129,12 @@ def test_a_budget_fits_when_every_global_batch_divides_it(global_batches):
     message = str(caught.value)
     in_reach = [n for n in range(1, 7201) if not any(n % size for size in global_batches)]
     if not in_reach:
-        witness, kept = re.findall(r": ([\d, ]+) share none below \d+.*\(([\d, ]+)\)", message)[0]
+        sentence = r": the least of ([\d, ]+) is (\d+).*\(([\d, ]+)\)"
+        witness, least, kept = re.findall(sentence, message)[0]
         assert numbers_in(witness) <= global_batches
         assert not [n for n in range(1, 7201) if not any(n % size for size in numbers_in(witness))]
+        assert not any(int(least) % size for size in numbers_in(witness))
+        assert int(least) > 7200
         assert numbers_in(kept) < global_batches
         (use,) = re.findall(r"budget\.samples=(\d+)(?: or (\d+))?", message)
         for value in filter(None, use):
@@ -162,7 +165,7 @@ def test_many_global_batches_are_judged_with_few_products(monkeypatch):
         return math.lcm(*numbers)
 
     monkeypatch.setattr(resolve_module, "math", SimpleNamespace(lcm=lcm))
-    with pytest.raises(ConfigError, match="2000 of this sweep share none") as caught:
+    with pytest.raises(ConfigError, match="2000 global batches of this sweep have no") as caught:
         check_multiples(CONFIG, range(1, 2001))
     assert all(len(problem) < 400 for problem in str(caught.value).splitlines())
     assert multiplied < 10 * 2000
@@ -265,6 +268,8 @@ def test_swept_values_stay_with_their_cell(plan):
     sweep_plan = plan("optimizer.learning_rate=0.1,0.2", "model=gpt_nano,gpt_micro")
     for cell in sweep_plan.cells:
         settings = cell.config.to_mapping()
-        assert settings["optimizer"]["learning_rate"] == cell.swept["optimizer.learning_rate"]
-        width = {"gpt_nano": 128, "gpt_micro": 32}[cell.swept["model"]]
+        assert (
+            settings["optimizer"]["learning_rate"] == cell.value_of_axis["optimizer.learning_rate"]
+        )
+        width = {"gpt_nano": 128, "gpt_micro": 32}[cell.value_of_axis["model"]]
         assert settings["model"]["d_model"] == width

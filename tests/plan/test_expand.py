@@ -49,7 +49,7 @@ def test_expand_is_the_product_and_composes_once_per_choice():
     ]
     cells = expand(axes, compose)
     expected = list(itertools.product(*(axis.values for axis in axes)))
-    assert [tuple(cell.swept.values()) for cell in cells] == expected
+    assert [tuple(cell.value_of_axis.values()) for cell in cells] == expected
     for cell, (seed, model, rate, data) in zip(cells, expected, strict=True):
         assert cell.settings == {
             "lines": [f"model={model}", f"data={data}"],
@@ -62,4 +62,4 @@ def test_expand_is_the_product_and_composes_once_per_choice():
 def test_no_axis_is_one_cell():
     (cell,) = expand([], lambda lines: lambda values: {"lines": lines, **values})
     assert cell.settings == {"lines": ()}
-    assert cell.swept == {}
+    assert cell.value_of_axis == {}

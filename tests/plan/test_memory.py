@@ -504,7 +504,10 @@ def test_inputs_that_numpy_allocates_count_on_cuda_alone(run_of):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"engine": {**FLOAT32, "compile": True}}, "engine.compile=true"),
+        (
+            {"engine": {**FLOAT32, "compile": True}},
+            "memory is predicted only with engine.compile=false",
+        ),
         (
             {"model": {"name": "custom", "_target_": "own_models.Looking"}},
             "cannot be rehearsed on tensors without numbers: DataDependentOutputException",
@@ -523,6 +526,14 @@ def test_what_is_not_predicted_is_refused_with_a_reason(settings, says, run_of):
     assert says in refused.problem
     assert {getattr(refused, name) for name in FIGURES} == {None}
     assert there.problem is None
+
+
+def test_dropout_of_attention_is_not_predicted_for_cuda(run_of):
+    run = run_of((1, 4, 1), model={**GPT, "dropout": 0.1})
+    here, there = predict_memories([run, replace(run, device_type="cuda")])
+    assert here.problem is None
+    assert "memory is predicted only for dropout 0" in there.problem
+    assert there.peak_allocated_gib is None
 
 
 def test_the_group_of_the_caller_is_left_alone(run_of, tmp_path):

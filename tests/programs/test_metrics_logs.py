@@ -522,7 +522,11 @@ def test_settings_that_cannot_be_right(change: dict[str, Any], match: str) -> No
 @pytest.mark.parametrize(
     ("columns", "match"),
     [
-        ({"loss": "l"}, "columns must name the program's key of the optimizer_step"),
+        (
+            {"loss": "l"},
+            "columns needs optimizer_step with the program's key of it, as in "
+            "{optimizer_step: iter}; given {'loss': 'l'}",
+        ),
         ({"optimizer_step": "i", "los": "l"}, "columns names los; what can be read: "),
     ],
 )

@@ -7,7 +7,9 @@ import re
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from batchscape.errors import RecordError
 from batchscape.record import disk
 from batchscape.record.commands import LaunchedRun, time_again
-from batchscape.record.figures import FIGURES, TIMES
+from batchscape.record.figures import COLUMNS, FIGURES, TIMES, Figure, FigureColumn, How
 from batchscape.record.files import JsonLines, keep_json_lines, read_json_lines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
@@ -144,6 +146,53 @@ def test_summary_by_hand(run):
     assert figures["power_w"] == pytest.approx(101 / 2.3)
     assert figures["energy_j_per_token"] == pytest.approx(101 / 160)
     assert (figures["allocator_retries"], figures["workspace_gib"]) == (3, 0.25)
+
+
+REDUCED = [
+    ("last", "Float64", (3.0, 7.0, 5.0, 1.0, 4.0), 4.0),
+    ("sum", "Int64", (3, 7, 5, 1, 4), np.sum),
+    ("median", "Float64", (3.0, 7.0, 5.0, 1.0, 4.0), lambda v: np.median(v[1:])),  # measured
+    ("max", "Float64", (9.0, 7.0, 5.0, 1.0, 4.0), np.max),
+    ("min", "Int64", (3, 7, 5, 1, 4), np.min),
+    ("any", "boolean", (False, True, False, False, False), np.any),
+    ("first", "Float64", (None, 7.0, 5.0, 1.0, 4.0), 7.0),
+    ("each", "string", ("b", "a", "b", "b", "b"), lambda v: "; ".join(np.unique(v))),
+]
+"""Reduction, type and values of five steps, of which the first is warm-up; and what follows."""
+
+
+@pytest.mark.parametrize(("how", "dtype", "values", "expected"), REDUCED)
+def test_a_new_figure_of_a_step_is_reduced_as_declared(
+    run, monkeypatch, how, dtype, values, expected
+):
+    """As docs/architecture.md has it: an entry of `record/figures.py`, and rows that hold it."""
+    figure = Figure("of a test", how, name="held_figure")
+    monkeypatch.setitem(COLUMNS["steps"], "held", FigureColumn(dtype, "of a test", figure))
+    monkeypatch.setitem(FIGURES, "held_figure", figure)
+    with rows_again(run, "steps") as rows:
+        for row, value in zip(rows, values, strict=True):
+            row["held"] = value
+    value = figures_of(run)["held_figure"]
+    assert value == (expected(np.array(values)) if callable(expected) else expected)
+    json.dumps(value)
+
+
+def test_each_reduction_of_a_step_is_tried():
+    assert [how for how, *_ in REDUCED] == [how for how in get_args(How) if how]
+
+
+def test_each_figure_without_a_reduction_is_computed(run):
+    with rows_again(run, "steps") as rows:
+        rows[2] |= {"small_batch_size": 2, "small_gradient_square": 3.0, "gradient_norm": 1.5}
+    figures = figures_of(run)
+    assert [name for name, of in FIGURES.items() if not of.how and figures[name] is None] == []
+
+
+def test_a_reduction_that_is_not_there_is_refused_in_the_declaration():
+    with pytest.raises(ValueError, match="reduces its column") as refusal:
+        Figure("mean of the steps", "mean")
+    for part in ("last, sum, median", "given 'mean' (mean of the steps)", "record/summary.py"):
+        assert part in str(refusal.value)
 
 
 def test_the_step_time_is_a_median_and_the_throughput_a_mean(run):
@@ -404,6 +453,17 @@ def test_a_damaged_run_is_reported_and_in_no_table(run, tmp_path, name):
     assert tables.runs.empty
     assert tables.steps.empty
     assert list(tables.damaged) == [str(run.path)]
+
+
+def test_a_table_with_neither_seal_nor_lines_says_how_to_get_one(run, tmp_path):
+    seal(run, completed(), data_parallel_size=2)
+    write_json(run.status, json.loads(run.status.read_text()) | {"seal": {}})
+    (message,) = load(tmp_path).damaged.values()
+    for part in (
+        f"{run.parquet('steps')} has no seal in status.json, and steps.jsonl is missing",
+        f"delete {run.path} to run it again",
+    ):
+        assert part in message
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def _check_brackets(folder):
 @pytest.mark.slow
 def test_trials_enter_no_number_of_a_report(undisturbed, tmp_path, capsys):
     shutil.copytree(undisturbed, tmp_path / "s")
-    report = write_report([tmp_path / "s"], figures=False)
+    report = write_report([tmp_path / "s"], with_charts=False)
     runs = pd.read_csv(report.out / "tables" / "runs.csv")
     assert set(runs["run_id"]) == set(statuses(SweepFolder(tmp_path / "s")))
     trials = trials_of(tmp_path / "s")
@@ -173,7 +173,7 @@ def test_trials_enter_no_number_of_a_report(undisturbed, tmp_path, capsys):
     means = runs.groupby(["batch.global_batch_size", "optimizer.learning_rate"])["final_eval_loss"]
     least = means.mean().groupby(level=0).min()
     assert measured["loss"].tolist() == pytest.approx(least.tolist(), rel=1e-9)
-    assert report.sections[0].short[0].startswith("Least held-out loss: learning rate ")
+    assert report.sections[0].first_screen[0].startswith("Least held-out loss: learning rate ")
     # The same command does nothing more.
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/**/steps.parquet")}
     assert swept(tmp_path / "s", *TWO_STUDIES) == 0
@@ -324,7 +324,10 @@ def test_one_folder_has_one_search_at_a_time(tmp_path, capsys):
 
 
 def test_an_interval_without_a_search_says_what_would_work(tmp_path, capsys):
-    for verb, message in (("sweep", "search="), ("plan", "search="), ("run", "asks for a search")):
+    no_list = (
+        "learning_rate: an interval holds infinitely many values, and a sweep needs a list; write"
+    )
+    for verb, message in (("sweep", no_list), ("plan", "search="), ("run", "asks for a search")):
         assert main([verb, *SMALL, SEARCH[0], f"sweep_dir={tmp_path / 's'}"]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "s").exists()

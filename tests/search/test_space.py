@@ -47,7 +47,7 @@ def test_the_cells_of_a_trial_have_its_values_and_its_seed():
     assert cell.settings["optimizer"]["learning_rate"] == 0.003
     assert cell.settings["seed"] == 7
     assert cell.settings["model"]["d_model"] == 32
-    assert cell.swept["optimizer.learning_rate"] == 0.003
+    assert cell.value_of_axis["optimizer.learning_rate"] == 0.003
 
 
 def test_choices_are_searched_where_they_are_named():

@@ -18,7 +18,7 @@ from batchscape.record.folder import FORMAT_VERSION
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.timing import BUSY
 from batchscape.tracking.mirror import Mirror
-from batchscape.tracking.state import MirrorState, content_of, id_of, uploads_of
+from batchscape.tracking.state import MirrorState, digest_of_end, id_of, uploads_of
 
 ONLINE = WandbTracker(name="wandb", mode="online", project="geometry", tags=["paper"])
 OFFLINE = WandbTracker(name="wandb", mode="offline", tags=["paper"])
@@ -335,14 +335,14 @@ def test_what_counts_as_uploaded(sweep, fake_training) -> None:
         (place,) = (place for place in places if "run-a" in getattr(uploads, place))
         return place
 
-    content = content_of(training.status)
+    content = digest_of_end(training.status)
     other = RunStatus.read(training.folder.status)
     other.summary["final_loss"] = 7.0
     assert stands(MirrorState("p", None, "online", content)) == "uploaded"
     assert stands(MirrorState("p", None, "offline", content)) == "offline"
     for mode in ("online", "offline"):
         assert stands(MirrorState("p", None, mode, None)) == "lacking"  # its end was never seen
-        assert stands(MirrorState("p", None, mode, content_of(other))) == "lacking"
+        assert stands(MirrorState("p", None, mode, digest_of_end(other))) == "lacking"
 
 
 def test_a_run_begun_anew_is_another_one_of_wandb(fake_training) -> None:

@@ -59,6 +59,7 @@ from batchscape.config.metrics import (
 from batchscape.config.model import (
     CustomModel,
     Gpt,
+    LanguageModel,
     Llama,
     Mlp,
     Model,
@@ -118,6 +119,7 @@ __all__ = [
     "Gpt",
     "InProcess",
     "JsonlMetrics",
+    "LanguageModel",
     "LauncherSettings",
     "Llama",
     "Loader",

@@ -23,7 +23,7 @@ class RampStage:
     """Learning rate of this stage over `optimizer.learning_rate`; null: as `scaling` says."""
 
     def __post_init__(self) -> None:
-        """Check the rule that no single field can state."""
+        """Refuse a stage whose length is given twice, or not at all."""
         if (self.samples is None) == (self.tokens is None):
             count = "both" if self.samples is not None else "neither"
             msg = f"a stage of a ramp takes either samples or tokens; got {count}"
@@ -67,7 +67,7 @@ class Budget:
     """Stop at the first evaluation whose loss is at most this."""
 
     def __post_init__(self) -> None:
-        """Check the rule that no single field can state."""
+        """Refuse a budget with several sizes, or none."""
         sizes = {
             name: getattr(self, name)
             for name in ("samples", "tokens", "optimizer_steps")

@@ -51,7 +51,7 @@ class Command:
     short begins again from an empty folder."""
 
     def __post_init__(self) -> None:
-        """Check the rule that no single field can state."""
+        """Refuse names that cannot be placeholders."""
         for name in self.values:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 msg = f"values: {name!r} cannot be a placeholder; use letters, digits and _"

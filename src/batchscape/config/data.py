@@ -55,7 +55,7 @@ class TextFiles(_Text):
     there. A single file is split by position. Its content counts."""
 
     def __post_init__(self) -> None:
-        """Check the rule that no single field can state."""
+        """Refuse `text` without a path, and `stdlib` with one."""
         if (self.path is None) != (self.name == "stdlib"):
             msg = (
                 "data=text reads the text at data.path, and data=stdlib that of Python's standard "
@@ -104,7 +104,7 @@ class Documents(_Text):
     a sample. Null: for language modelling."""
 
     def __post_init__(self) -> None:
-        """Check the rule that no single field can state."""
+        """Refuse packed documents that have a class each."""
         if self.label_field is not None and self.layout == "packed":
             msg = (
                 f"label_field={self.label_field} gives every document a class, so documents cannot "

@@ -87,7 +87,10 @@ class JsonlMetrics(_LoggedMetrics):
         _check_path(self.path)
         _check_names(self.columns, "columns")
         if "optimizer_step" not in self.columns:
-            msg = "columns must name the program's key of the optimizer_step"
+            msg = (
+                "columns needs optimizer_step with the program's key of it, as in "
+                f"{{optimizer_step: iter}}; given {self.columns}"
+            )
             raise ValueError(msg)
         _check_units(self.columns, self.units)
         _check_loss(self.columns, self.loss_of)

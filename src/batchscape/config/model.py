@@ -39,7 +39,7 @@ class Gpt(_Decoder):
     """Dropout probability; above 0 a run is not decomposition-invariant."""
 
     def __post_init__(self) -> None:
-        """Check the rule that no single field can state."""
+        """Refuse a width that the heads do not divide."""
         if self.d_model % self.n_heads:
             msg = (
                 f"n_heads must divide d_model: {self.d_model} % {self.n_heads} = "
@@ -65,7 +65,7 @@ class Llama(_Decoder):
     """Base of the wavelengths of the rotary positions."""
 
     def __post_init__(self) -> None:
-        """Check the rules that no single field can state."""
+        """Refuse heads that do not divide, and an odd width of a head."""
         for name, value, divisor_name, divisor in (
             ("d_model", self.d_model, "n_heads", self.n_heads),
             ("n_heads", self.n_heads, "n_kv_heads", self.n_kv_heads),
@@ -96,7 +96,7 @@ class Transformers:
     `model_type` among them."""
 
     def __post_init__(self) -> None:
-        """Check the rules that no single field can state."""
+        """Refuse a network that neither a folder nor its settings give, or that both give."""
         if self.path is None and "model_type" not in self.settings:
             msg = "give model.path, or model.settings with a model_type such as gpt2 or llama"
             raise ValueError(msg)
@@ -135,6 +135,9 @@ class Mlp:
     """Dropout probability; above 0 a run is not decomposition-invariant."""
 
 
+LanguageModel = Gpt | Llama
+"""Built-in models that predict the next token."""
+
 Model = Annotated[
-    Gpt | Llama | Mlp | Transformers | CustomModel | ExternalModel, Field(discriminator="name")
+    LanguageModel | Mlp | Transformers | CustomModel | ExternalModel, Field(discriminator="name")
 ]

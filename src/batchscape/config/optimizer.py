@@ -87,7 +87,7 @@ class Scaling:
     held."""
 
     def __post_init__(self) -> None:
-        """Check the rule that no single field can state."""
+        """Refuse a scaling rule without its reference batch, and the reverse."""
         rules = {self.learning_rate, self.betas, self.weight_decay} - {"none"}
         if bool(rules) != (self.reference_global_batch_size is not None):
             msg = (

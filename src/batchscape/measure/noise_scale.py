@@ -104,17 +104,17 @@ class GradientSquares:
             hook.remove()
         self._hooks = []
 
-    def total(self, gradient_scale: Tensor | float) -> Tensor:
+    def square_sum(self, gradient_scale: Tensor | float) -> Tensor:
         """Return the sum of the squared norms.
 
         Norms are taken in the gradients' own precision and squared and added in float64, so that
-        thousands of tensors lose nothing. Those of a backward pass are added at once: thousands of
-        scalars that lie about hold free memory in pieces, 0.2 GiB of it with 224 micro-steps.
+        thousands of tensors lose nothing. The norms of one backward pass are added together, as
+        thousands of small tensors would fragment memory, 0.2 GiB of it with 224 micro-steps.
 
         Parameters
         ----------
         gradient_scale : float or Tensor, scalar
-            What the loss was multiplied by beside its weight.
+            Factor of the loss beyond its weight, as in float16.
 
         Returns
         -------

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from batchscape.config import CustomModel, ExternalModel, Gpt, Llama, Mlp, RunConfig, Transformers
+from batchscape.config import (
+    CustomModel,
+    ExternalModel,
+    Gpt,
+    LanguageModel,
+    Mlp,
+    RunConfig,
+    Transformers,
+)
 from batchscape.config.data import IGNORED
 from batchscape.errors import ConfigError
 from batchscape.models.custom import build_custom
@@ -96,7 +104,7 @@ def build_model(config: RunConfig, data: DataIdentity, precision: str) -> LossMo
         for tensor in chain(model.parameters(), model.buffers()):
             if tensor.is_floating_point():
                 tensor.data = tensor.data.double()
-    chunk = config.model.loss_chunk if isinstance(config.model, Gpt | Llama) else None
+    chunk = config.model.loss_chunk if isinstance(config.model, LanguageModel) else None
     return LossModule(model, chunk)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchscape.config import Gpt, Llama
+from batchscape.config import LanguageModel
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 
@@ -22,7 +22,7 @@ def data_vocabulary(data: DataIdentity) -> int:
     return data.vocabulary or data.classes
 
 
-def vocabulary_size(model: Gpt | Llama, data: DataIdentity) -> int:
+def vocabulary_size(model: LanguageModel, data: DataIdentity) -> int:
     """Return the tokens that a model knows."""
     check_classes(model.name, data)
     if model.vocabulary_size is None:

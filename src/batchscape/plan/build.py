@@ -40,7 +40,7 @@ class PlannedCell:
     """One cell of the plan: a run to launch, or the reason why there is none."""
 
     config: RunConfig
-    swept: dict[str, Any]
+    value_of_axis: dict[str, Any]
     """The value of each axis, by key."""
     geometries: tuple[BatchGeometry, ...] = ()
     """One a stage; empty where there is none."""
@@ -89,8 +89,9 @@ def make_plan(
     if grid.intervals:
         keys = ", ".join(interval.key for interval in grid.intervals)
         msg = (
-            f"{keys}: an interval has no end of values; list values, as key=value1,value2 or "
-            "key=range(start,stop,step), or search it: `batchscape sweep ... search=gp`"
+            f"{keys}: an interval holds infinitely many values, and a sweep needs a list; write "
+            "key=value1,value2 or key=range(start,stop,step), or search it: "
+            "`batchscape sweep ... search=gp`"
         )
         raise ConfigError(msg)
     refuse_secrets(cell.settings for cell in grid.cells)
@@ -178,7 +179,7 @@ def _validate(cells: Sequence[Cell]) -> list[PlannedCell]:
     for cell in cells:
         try:
             config = without_unpassed(RunConfig.from_mapping(cell.settings))
-            valid.append(PlannedCell(config, cell.swept))
+            valid.append(PlannedCell(config, cell.value_of_axis))
         except ConfigError as error:
             counts[str(error)] += 1
             examples.setdefault(str(error), cell)
@@ -188,8 +189,9 @@ def _validate(cells: Sequence[Cell]) -> list[PlannedCell]:
     for message, count in counts.most_common(_MAX_PROBLEMS):
         where = ""
         if count < len(cells):
-            swept = ", ".join(f"{key}={value}" for key, value in examples[message].swept.items())
-            where = f"\n  in {count} of {len(cells)} cells, such as {swept}"
+            values = examples[message].value_of_axis
+            example = ", ".join(f"{key}={value}" for key, value in values.items())
+            where = f"\n  in {count} of {len(cells)} cells, such as {example}"
         problems.append(message + where)
     if len(counts) > _MAX_PROBLEMS:
         more = count_text(len(counts) - _MAX_PROBLEMS, "further problem")

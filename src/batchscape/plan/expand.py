@@ -40,7 +40,7 @@ class Cell:
 
     settings: dict[str, Any]
     """All settings, nested, as `RunConfig.from_mapping` takes them."""
-    swept: dict[str, Any]
+    value_of_axis: dict[str, Any]
     """The value of each axis, by key."""
 
 
@@ -89,8 +89,8 @@ def expand(axes: Sequence[SweptSetting], compose: Compose) -> list[Cell]:
         if lines not in bases:
             bases[lines] = compose(lines)
         values = {axis.key: axis.values[index] for axis, index in chosen if axis.lines is None}
-        swept = {axis.key: axis.values[index] for axis, index in chosen}
-        cells.append(Cell(bases[lines](values), swept))
+        value_of_axis = {axis.key: axis.values[index] for axis, index in chosen}
+        cells.append(Cell(bases[lines](values), value_of_axis))
     return cells
 
 

@@ -25,7 +25,7 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.state import unsealed
 
 NOT_KNOWN = "not known"
-_EVALUATED = (0.1, 1.0)
+_EVALUATION_COST = (0.1, 1.0)
 """Time of an evaluated sample over that of a trained one: a forward is a third of its operations,
 in batches of another size."""
 
@@ -44,7 +44,7 @@ class PredictedRange:
         value = None if self.value is None else self.value * factor
         return PredictedRange(self.low * factor, self.high * factor, value)
 
-    def under(self, amount: float) -> PredictedRange:
+    def dividing(self, amount: float) -> PredictedRange:
         """Return an amount divided by it, such as samples by a time."""
         value = None if self.value is None else amount / self.value
         return PredictedRange(amount / self.high, amount / self.low, value)
@@ -184,7 +184,7 @@ def forecast(
         if (taken := runs[spec.run_id].run_time_s) is not None
     ]
     # No run ends before all of its steps are trained, whoever trains the first of them.
-    alone = [
+    whole_run_times = [
         whole.run_time_s
         for spec in open_specs
         if spec.run_id in beginnings
@@ -196,13 +196,13 @@ def forecast(
         len(open_specs),
         len(open_specs) - len(timed),
         PredictedRange.total(hours) if hours else None,
-        _makespan(timed, alone, specs[0], machine) if timed else None,
+        _makespan(timed, whole_run_times, specs[0], machine) if timed else None,
     )
 
 
 def _makespan(
     timed: list[tuple[int, PredictedRange]],
-    alone: list[PredictedRange],
+    whole_run_times: list[PredictedRange],
     spec: RunSpec,
     machine: Machine,
 ) -> PredictedRange:
@@ -217,11 +217,11 @@ def _makespan(
 
     values = [figure.value for _, figure in timed if figure.value is not None]
     low, high = makespan([f.low for _, f in timed]), makespan([f.high for _, f in timed])
-    low = max([low, *(f.low for f in alone)])
-    high = max([high, *(f.high for f in alone)])
+    low = max([low, *(f.low for f in whole_run_times)])
+    high = max([high, *(f.high for f in whole_run_times)])
     value = None
     if len(values) == len(timed):
-        value = max([makespan(values), *(f.value for f in alone if f.value is not None)])
+        value = max([makespan(values), *(f.value for f in whole_run_times if f.value is not None)])
     # A queue of longer runs may be packed better.
     return PredictedRange(min(low, high), max(low, high), value)
 
@@ -246,7 +246,7 @@ def _run(
     geometry = spec.geometry
     parts.append(_evaluations(spec, step))
     run_time = PredictedRange.total(parts)
-    rate = step.under(geometry.global_batch_size)
+    rate = step.dividing(geometry.global_batch_size)
     length = spec.config.sequence_length
     at_peak = at_peak_s(spec, geometry)
     return RunForecast(
@@ -254,7 +254,7 @@ def _run(
         step,
         rate,
         rate.times(length) if length and spec.config.is_packed else None,
-        None if at_peak is None else step.under(100 * at_peak),
+        None if at_peak is None else step.dividing(100 * at_peak),
         run_time,
         run_time.times(geometry.data_parallel_size / 3600),
     )
@@ -267,6 +267,6 @@ def _evaluations(spec: RunSpec, step: PredictedRange) -> PredictedRange:
     dealt = -(-batches // geometry.data_parallel_size) * min(config.batch_size, config.samples)
     trained = geometry.gradient_accumulation_steps * geometry.micro_batch_size
     share = evaluations(spec) * dealt / trained
-    less, more = _EVALUATED
+    less, more = _EVALUATION_COST
     value = None if step.value is None else step.value * share * math.sqrt(less * more)
     return PredictedRange(step.low * share * less, step.high * share * more, value)

@@ -13,8 +13,7 @@ from typing import Any
 from batchscape.config import (
     Affects,
     Command,
-    Gpt,
-    Llama,
+    LanguageModel,
     RunConfig,
     affects_of,
     that_affect,
@@ -28,8 +27,9 @@ from batchscape.record.placeholders import (
 )
 from batchscape.record.spec import DataIdentity, RunSpec, Stage
 
-_BESIDE = {"timing_repeat", "launcher", "launcher.device"}
-"""What is measured again, or on another device, belongs in the folder of what it repeats."""
+_NOT_IN_SWEEP_NAME = {"timing_repeat", "launcher", "launcher.device"}
+"""Settings that do not name the sweep folder: repeats and other devices belong beside what they
+repeat."""
 
 
 def content_hash(content: Any, digits: int) -> str:  # noqa: ANN401  (anything that JSON carries)
@@ -52,8 +52,9 @@ def trajectory_id(
 ) -> str:
     """Name all that determines a loss curve; how the global batch is cut is no part of it.
 
-    What follows from a setting counts in its place, so that a training has one name however it was
-    asked for: the optimizer's settings that a scaling rule gave, the stages of a ramp.
+    Resolved values are hashed in place of the settings that they follow from, so that a training
+    has one name however it was asked for: the optimizer's settings that a scaling rule gave, the
+    stages of a ramp.
     """
     if isinstance(config.engine, Command):
         values = placeholder_values(config, stages)
@@ -61,7 +62,7 @@ def trajectory_id(
     settings = that_affect(config, Affects.LOSS)
     data_identity = {**asdict(data), "folder": None}
     model, schedule, engine = settings["model"], settings["schedule"], settings["engine"]
-    if isinstance(config.model, Gpt | Llama):
+    if isinstance(config.model, LanguageModel):
         model = {**model, "vocabulary_size": vocabulary_size(config.model, data)}
     if "decay_samples" in schedule and schedule["decay_samples"] is None:
         schedule = {**schedule, "decay_samples": sum(stage.samples for stage in stages)}
@@ -118,8 +119,7 @@ def _command_trajectory_id(
 def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_type: str) -> str:
     """Name a run: a trajectory, on one layout of devices, measured once.
 
-    A device whose memory is not limited has no part in the name, nor a held-out loss that is not
-    chosen.
+    `device.memory_limit_gib` and `metrics.eval_loss` enter the name only where they are set.
     """
     content: dict[str, Any] = {
         "trajectory_id": trajectory,
@@ -230,7 +230,7 @@ def name_sweep(
         counted = {
             key: fixed[key]
             for key, plain in plain_keys.items()
-            if plain not in _BESIDE and affects_of(plain)
+            if plain not in _NOT_IN_SWEEP_NAME and affects_of(plain)
         }
         if counted:
             name += f"-{content_hash(counted, 8)}"

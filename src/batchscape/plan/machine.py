@@ -61,7 +61,7 @@ class Machine:
         return hardware in names or self.cluster.is_called(hardware)
 
     @property
-    def unmeasured(self) -> str | None:
+    def accelerator_problem(self) -> str | None:
         """Say that there is an accelerator that is no CUDA device; None where there is none."""
         accelerator = torch_accelerator() if self.is_found and not self.cuda_devices else None
         if accelerator is None:
@@ -148,8 +148,11 @@ class Machine:
             raise ConfigError(msg)
         if self.cuda_problem is not None and launcher.device != "cpu":
             raise ConfigError(self.cuda_problem)
-        if launcher.device != "cpu" and (unmeasured := self.unmeasured) is not None:
-            raise ConfigError(unmeasured)
+        if (
+            launcher.device != "cpu"
+            and (accelerator_problem := self.accelerator_problem) is not None
+        ):
+            raise ConfigError(accelerator_problem)
         if launcher.device == "auto":
             return "cuda" if self.cuda_devices else "cpu"
         if launcher.device == "cpu" and self.is_declared:

@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 _METHODS = {"cpu": "fake tensors", "cuda": "fake tensors (kernels as on a CPU)"}
 _NO_PART = ("batch", "launcher", "loader", "device", "measure", "evaluation")
 """Groups that say what fits, or what is held beside the training, or in another form below."""
-_BY_PARTS = (
+_DROPOUT_PROBLEM = (
     "attention with dropout holds all scores on a CPU and not on CUDA, whose kernels are not here; "
-    "memory is predicted without dropout"
+    "memory is predicted only for dropout 0"
 )
 _MOST_LINGERING = 0.1
 """Part of a peak that may come and go with the threads of an exchange."""
 _MOST_TRACED = 3
-"""Micro-batches of a training that are each rehearsed; of more, as many tell all of them."""
+"""Up to this many micro-batches are each rehearsed; of more, this many are, and a line gives the
+others."""
 
 
 def predict_memories(specs: Sequence[RunSpec]) -> list[MemoryReport]:
@@ -60,7 +61,7 @@ def predict_memories(specs: Sequence[RunSpec]) -> list[MemoryReport]:
         For each run the figures of `allocated_...` and `peak_allocated_...`, of the rank that holds
         most, without cuBLAS's workspace; or the `problem` why there are none.
     """
-    keys = [(_settings(spec), _heaviest(spec).micro_batch_size) for spec in specs]
+    keys = [(_key_without_micro_batch(spec), _heaviest(spec).micro_batch_size) for spec in specs]
     groups: dict[str, dict[int, RunSpec]] = {}
     for (settings, micro_batch_size), spec in zip(keys, specs, strict=True):
         groups.setdefault(settings, {}).setdefault(micro_batch_size, spec)
@@ -74,10 +75,10 @@ def memory_key(spec: RunSpec) -> str:
     These are the settings that affect memory, without those of limits, loaders and evaluations; the
     micro-batch; whether there is accumulation; and the ranks, one or several where each holds all.
     """
-    return json.dumps([_settings(spec), _heaviest(spec).micro_batch_size])
+    return json.dumps([_key_without_micro_batch(spec), _heaviest(spec).micro_batch_size])
 
 
-def _settings(spec: RunSpec) -> str:
+def _key_without_micro_batch(spec: RunSpec) -> str:
     """Return the key without the micro-batch."""
     kept = that_affect(spec.config, Affects.MEMORY)
     for group in _NO_PART:
@@ -125,7 +126,7 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
         try:
             memory_trace = trace(run, sample, _heaviest(run))
             return (
-                _BY_PARTS
+                _DROPOUT_PROBLEM
                 if memory_trace.attends_by_parts and spec.device_type == "cuda"
                 else memory_trace
             )
@@ -173,7 +174,7 @@ def _refusal(spec: RunSpec) -> str | None:
     if engine.compile:
         return (
             "engine.compile=true: what is kept for the backward is known once it is compiled; "
-            "memory is predicted with engine.compile=false"
+            "memory is predicted only with engine.compile=false"
         )
     return None
 

@@ -181,7 +181,7 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
             if isinstance(spec.config.engine, DeepSpeed):
                 counter.answer_outside(module)
 
-        loader = _Blanks(sample, geometry, counter)
+        loader = _BlankLoader(sample, geometry, counter)
         # On CUDA the first rank draws outside of the device.
         build = partial(build_engine, spec, _CPU, examine, spec.device_type == "cpu")
         with counter, counter.resizes_seen():
@@ -190,7 +190,7 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
 
 
 @dataclass
-class _Alive:
+class _LivingStorage:
     """A storage that was born."""
 
     reference: weakref.ref[Any]
@@ -224,7 +224,7 @@ _VIEWS = frozenset(
 )
 _GATHER = torch.ops.c10d._allgather_base_.default
 _REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
-_LINGERS = 100
+_LINGER_OPERATORS = 100
 """Operators, about a millisecond of them, for which a thread of gloo may hold what it was given."""
 
 
@@ -297,7 +297,7 @@ class _StorageCounter(TorchDispatchMode):
     def __init__(self, *, on_cpu: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self._on_cpu = on_cpu
-        self._alive: dict[int, _Alive] = {}
+        self._alive: dict[int, _LivingStorage] = {}
         self._left_out: set[int] = set()
         self._sizes: list[int] = []
         self._events: list[int] = []
@@ -348,7 +348,7 @@ class _StorageCounter(TorchDispatchMode):
         if func is _NUMBER and self._answers:
             return 0.0 if args[0].dtype.is_floating_point else 0
         self._since_exchange += 1
-        if self._since_exchange == _LINGERS:
+        if self._since_exchange == _LINGER_OPERATORS:
             self._settle()
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it computes with its local part, which is counted
@@ -376,10 +376,11 @@ class _StorageCounter(TorchDispatchMode):
                 self._free(self._take(size))
 
     def _exchange(self, func: Operator, args: tuple[Any, ...]) -> None:
-        """Take what gloo takes, and note what its thread may hold; the last one has let go.
+        """Count gloo's buffers, and note what its thread may still hold.
 
-        It gathers into a buffer of its own, and copies what it reduces and scatters. Source:
-        torch/csrc/distributed/c10d/ProcessGroupGloo.cpp; the sizes as the profiler shows them.
+        The thread of the exchange before holds nothing. Gloo gathers into a buffer of its own, and
+        copies what it reduces and scatters. Source: torch/csrc/distributed/c10d/
+        ProcessGroupGloo.cpp; the sizes as the profiler shows them.
         """
         self._settle()
         if func is _GATHER:
@@ -409,7 +410,7 @@ class _StorageCounter(TorchDispatchMode):
         if key not in self._alive and key not in self._left_out:
             number = self._take(storage.nbytes())
             reference = weakref.ref(storage, lambda _: self._record_death(key))
-            self._alive[key] = _Alive(reference, number)
+            self._alive[key] = _LivingStorage(reference, number)
 
     def _record_death(self, key: int) -> None:
         number = self._alive.pop(key).number
@@ -449,7 +450,7 @@ class _StorageCounter(TorchDispatchMode):
             torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]  # as it was
 
 
-class _Blanks(BatchLoader):
+class _BlankLoader(BatchLoader):
     """Hands out micro-batches without content."""
 
     def __init__(

@@ -42,8 +42,8 @@ _move = nn.Module.to
 def one_rank(spec: RunSpec, ranks: int) -> Iterator[Callable[[nn.Module], None]]:
     """Let this process be the rank that holds most."""
     engine = spec.config.engine
-    with ExitStack() as undone:
-        _replace(undone, nn.Module, "to", _stay)
+    with ExitStack() as cleanup:
+        _replace(cleanup, nn.Module, "to", _stay)
         if ranks == 1 and not isinstance(engine, DeepSpeed):
             yield lambda _: None
             return
@@ -58,21 +58,21 @@ def one_rank(spec: RunSpec, ranks: int) -> Iterator[Callable[[nn.Module], None]]
             rank = _fullest_rank(spec, module, ranks) if isinstance(engine, DeepSpeed) else 0
             dist.init_process_group("fake", rank=rank, world_size=ranks)
             if isinstance(engine, DeepSpeed):
-                _open_deepspeed(undone)
+                _open_deepspeed(cleanup)
                 return
-            undone.callback(dist.destroy_process_group)
+            cleanup.callback(dist.destroy_process_group)
             if isinstance(engine, Fsdp):
-                _open_fsdp(undone)
+                _open_fsdp(cleanup)
             else:
                 owner = import_module(_WRAPPED_IN[engine.name])
-                _replace(undone, owner, "DistributedDataParallel", _Buckets)
-                _replace(undone, ReplicatedEngine, "_is_so_anywhere", lambda _, here: here)
+                _replace(cleanup, owner, "DistributedDataParallel", _Buckets)
+                _replace(cleanup, ReplicatedEngine, "_is_so_anywhere", lambda _, here: here)
 
         yield join
 
 
-def _replace(undone: ExitStack, owner: Any, name: str, value: object) -> None:  # noqa: ANN401  (module, class or object)
-    undone.callback(setattr, owner, name, getattr(owner, name))
+def _replace(cleanup: ExitStack, owner: Any, name: str, value: object) -> None:  # noqa: ANN401  (module, class or object)
+    cleanup.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
 
 
@@ -101,31 +101,31 @@ def _fullest_rank(spec: RunSpec, module: nn.Module, ranks: int) -> int:
     return int(kept.argmax())
 
 
-def _open_deepspeed(undone: ExitStack) -> None:
+def _open_deepspeed(cleanup: ExitStack) -> None:
     """Let DeepSpeed run without numbers, and forget the group in the end."""
     from batchscape.engines.deepspeed_setup import deepspeed_on
 
     # The variable by which it chooses a kind of device must not reach later trainings.
-    undone.enter_context(environment({"DS_ACCELERATOR": _CPU.type}, without=()))
-    library = undone.enter_context(deepspeed_on(_CPU, alone=False))
+    cleanup.enter_context(environment({"DS_ACCELERATOR": _CPU.type}, without=()))
+    library = cleanup.enter_context(deepspeed_on(_CPU, alone=False))
 
     def leave() -> None:
         # The library's own way, once it has met the group, forgets the copies that it keeps of it.
         met = library.comm.is_initialized()
         (library.comm if met else dist).destroy_process_group()
 
-    undone.callback(leave)
+    cleanup.callback(leave)
     # It would remark upon every optimizer that is not its own, on standard output.
-    _replace(undone, library.utils.logger, "disabled", True)
+    _replace(cleanup, library.utils.logger, "disabled", True)
     # Stage 3 compares numbers with those of the first rank, which are not here.
     coordinator = import_module("deepspeed.runtime.zero.partitioned_param_coordinator")
-    _replace(undone, coordinator, "assert_ints_same_as_other_ranks", lambda _: None)
-    undone.enter_context(warnings.catch_warnings())
+    _replace(cleanup, coordinator, "assert_ints_same_as_other_ranks", lambda _: None)
+    cleanup.enter_context(warnings.catch_warnings())
     # Stages 1 and 2 look whether parts are aligned: fake ones begin at 0.
     warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
 
 
-def _open_fsdp(undone: ExitStack) -> None:
+def _open_fsdp(cleanup: ExitStack) -> None:
     """Let FSDP cut for the first rank, and distributed tensors ask for shapes where no mode looks.
 
     To know the shape that an operator gives, they call it on fake tensors of the whole size, which
@@ -142,9 +142,9 @@ def _open_fsdp(undone: ExitStack) -> None:
 
     with unset_fake_temporarily():
         mesh = DeviceMesh.from_group(_group(), _CPU.type)
-    _replace(undone, DeviceMesh, "from_group", lambda *_: mesh)
-    _replace(undone, _fsdp_param, "_chunk_with_empty", _first_chunk)
-    _replace(undone, ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen)
+    _replace(cleanup, DeviceMesh, "from_group", lambda *_: mesh)
+    _replace(cleanup, _fsdp_param, "_chunk_with_empty", _first_chunk)
+    _replace(cleanup, ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen)
 
 
 def _group() -> dist.ProcessGroup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from batchscape.config import Gpt, Llama, Mlp, RunConfig
+from batchscape.config import Gpt, LanguageModel, Llama, Mlp, RunConfig
 from batchscape.record.spec import DataIdentity
 
 
@@ -14,7 +14,7 @@ def count_parameters(config: RunConfig, data: DataIdentity) -> int | None:
     if isinstance(model, Mlp):
         widths = [data.features or 0, *model.hidden_sizes, data.classes]
         return sum((wide_in + 1) * wide_out for wide_in, wide_out in pairwise(widths))
-    if not isinstance(model, Gpt | Llama):
+    if not isinstance(model, LanguageModel):
         return None
     rows = model.vocabulary_size or data.vocabulary or data.classes
     if isinstance(model, Llama):

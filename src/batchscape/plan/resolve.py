@@ -10,8 +10,7 @@ from batchscape.config import (
     Constant,
     Cosine,
     ExternalData,
-    Gpt,
-    Llama,
+    LanguageModel,
     RunConfig,
     Slurm,
 )
@@ -100,11 +99,12 @@ def resolve(
         )
         raise ConfigError(msg)
     precision = _precision(config, device_type, machine)
-    if precision == "float16" and isinstance(config.model, Gpt | Llama) and config.model.loss_chunk:
+    chunk = config.model.loss_chunk if isinstance(config.model, LanguageModel) else None
+    if precision == "float16" and chunk:
         msg = (
             "model.loss_chunk computes gradients before engine.precision=float16 scales the loss, "
             "so that no scale keeps them from overflowing; given loss_chunk="
-            f"{config.model.loss_chunk}; take engine.precision=bfloat16, or model.loss_chunk=null"
+            f"{chunk}; take engine.precision=bfloat16, or model.loss_chunk=null"
         )
         raise ConfigError(msg)
     trajectory = trajectory_id(config, data, stages, precision=precision, source_hash=source_hash)
@@ -179,7 +179,8 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
 
 def _out_of_reach(sizes: Sequence[int], reach: int) -> tuple[int, str]:
     """Return a multiple up to `reach` of most global batches, and a text about the others."""
-    # The first ones that share none are few, as each at least doubles what they share.
+    # Collect sizes until their common multiple passes `reach`; each at least doubles it, so they
+    # are few.
     together, against = 1, []
     for size in sizes:
         if together <= reach and together % size:
@@ -195,8 +196,9 @@ def _out_of_reach(sizes: Sequence[int], reach: int) -> tuple[int, str]:
             shared = math.lcm(shared, size)
             kept.append(size)
     return shared, (
-        f"The {len(sizes)} of this sweep share none up to {reach} samples: {_some(against)} share "
-        f"none below {math.lcm(*against)}. {len(kept)} of them divide {shared} ({_some(kept)})"
+        f"The {len(sizes)} global batches of this sweep have no common multiple up to {reach} "
+        f"samples: the least of {_some(against)} is {math.lcm(*against)}. {len(kept)} of them "
+        f"divide {shared} ({_some(kept)})"
     )
 
 

@@ -13,13 +13,13 @@ from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
 from batchscape.system import GIB
 
-_OFF = {"cpu": (0.03, 0.03, 0.0), "cuda": (0.10, 0.10, 0.125)}
+_PREDICTION_ERROR = {"cpu": (0.03, 0.03, 0.0), "cuda": (0.10, 0.10, 0.125)}
 """Shares that a predicted peak of tensors may be too high and too low, and GiB that it may be too
 low besides: docs/planning.md. On CUDA 64 MiB are what cuBLAS works in on Hopper, and four settings
 of GPT-2 on one H200 were 21 to 39 MiB above their predictions, 0.1 to 1.5 % (docs/gpu.md). They are
 few, of one model and of one device, hence the share."""
 _CGROUP = Path("/sys/fs/cgroup")
-_BESIDE = {"cpu": (2.5, 0.05), "cuda": (1.2, 1.0)}
+_PROCESS_OVERHEAD = {"cpu": (2.5, 0.05), "cuda": (1.2, 1.0)}
 """What a process takes for its tensors at most, as a multiple and in GiB. CPU: private memory, of
 models of some MiB 1.2 to 2.4 times as much. CUDA: blocks that the allocator rounds up and keeps
 (1.01 to 1.2 times, by its rules), context, kernels and NCCL."""
@@ -30,13 +30,13 @@ def room_gib(spec: RunSpec, machine: Machine) -> float | None:
     limit = spec.config.device.memory_limit_gib
     ranks = spec.geometry.data_parallel_size
     if spec.device_type == "cpu":
-        # There a limit is of a rank.
+        # On a CPU the limit is one rank's.
         return _host_gib() / ranks if limit is None else limit
-    sharing = math.ceil(ranks / max(1, machine.devices("cuda")))
+    ranks_per_device = math.ceil(ranks / max(1, machine.devices("cuda")))
     sizes = [device.memory_gib for device in machine.cuda_devices]
     if limit is None:
         limit = max((math.inf if size is None else size for size in sizes), default=math.inf)
-    return None if math.isinf(limit) else limit / sharing
+    return None if math.isinf(limit) else limit / ranks_per_device
 
 
 def _host_gib() -> float:
@@ -61,15 +61,16 @@ def memory_forecast(
     if value is None:
         return MemoryForecast(f"{NOT_KNOWN}: {report.problem}", room_gib=room)
     way = report.method
-    above, below, workspace = _OFF[spec.device_type]
+    above, below, workspace = _PREDICTION_ERROR[spec.device_type]
     low, high = 1 - above, 1 + below
     if measured is not None:
         learned, high, count = measured
-        # A run that would not fit was never measured: what they tell refuses no more than before.
+        # Runs that do not fit are never measured, so measured runs may lower the low end but not
+        # raise it.
         low, workspace = min(low, learned), 0.0
         way = f"{way}, range of {count} measured"
     peak = PredictedRange(value * low, value * high + workspace, value)
-    times, more = _BESIDE[spec.device_type]
+    times, more = _PROCESS_OVERHEAD[spec.device_type]
     taken = PredictedRange(peak.low, times * peak.high + more)
     if room is not None and taken.low > room:
         return MemoryForecast(way, peak, taken, room, "does not fit")
@@ -85,7 +86,7 @@ def why_not_launched(spec: RunSpec, memory: MemoryForecast | None) -> str | None
 
 
 def why_too_large(spec: RunSpec, least_gib: float | None, room: float | None) -> str | None:
-    """Return why a run is rejected whose tensors take so much at least; None: it is launched."""
+    """Return why tensors of at least `least_gib` do not fit; None: the run is launched."""
     if least_gib is None or room is None or least_gib <= room:
         return None
     if not spec.config.launcher.skip_unfit:

@@ -16,7 +16,7 @@ from batchscape.record.spec import Stage
 from batchscape.text import list_text, near_multiples
 
 
-def scaled(
+def scale_optimizer(
     optimizer: Optimizer,
     scaling: Scaling,
     global_batch_size: int,
@@ -143,7 +143,7 @@ def make_stages(config: RunConfig, geometries: Sequence[BatchGeometry]) -> tuple
         if not samples:  # of the last one, where a ramp fills the budget
             continue
         size = geometry.global_batch_size
-        optimizer = scaled(config.optimizer, config.scaling, size, factor)
+        optimizer = scale_optimizer(config.optimizer, config.scaling, size, factor)
         if stages and (stages[-1].geometry, stages[-1].optimizer) == (geometry, optimizer):
             samples += stages.pop().samples  # noqa: PLW2901  (the two are one stage)
         stages.append(Stage(samples, geometry, optimizer))
@@ -168,8 +168,8 @@ def check_evaluations(every_samples: int | None, stages: Sequence[Stage]) -> Non
         if 0 < near <= samples and _evaluation_within_a_step(near, stages) is None
     ]
     way_out = list_text(works) or (
-        f"stages that are multiples of {common}, the least common multiple of the global batches, "
-        "and a multiple of it here"
+        f"multiples of {common} (the least common multiple of the global batches) for the samples "
+        "of each stage and for evaluation.every_samples"
     )
     msg = f"{problem}; use {way_out}"
     raise ConfigError(msg)

@@ -3,8 +3,8 @@
 A device attains some share of its peaks, and nobody knows which before a model has run on it. So
 each coefficient of the form in `batchscape.step_time` has a middle and two ends. On CUDA the middle
 is fitted to public rows, MosaicML's of MPT models in bfloat16 on A100 and H100
-(https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking); the ends are what
-holds of them, and of what no row tells they are our own. The ends of a step time are those of all
+(https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking); the ends enclose
+these rows, and where no row tells, they are our estimate. The ends of a step time are those of all
 terms together: a range, and no confidence interval.
 
 How many rows it holds, as tests/plan/test_published_step_times.py counts them:
@@ -45,7 +45,7 @@ class Range(NamedTuple):
     high: float
 
 
-_OF_PEAK = {"cuda": Range(0.66 / 1.8, 0.66, 0.66 * 1.5), "cpu": Range(0.10, 0.32, 1.0)}
+_PEAK_SHARE = {"cuda": Range(0.66 / 1.8, 0.66, 0.66 * 1.5), "cpu": Range(0.10, 0.32, 1.0)}
 """Share of the peak that matrix products attain by themselves, recomputed ones included. CUDA: 0.66
 is fitted, together with the two middles below, to the logarithms of the step times of MosaicML's
 rows but those of 760M, 3B and 70B; all of these were within 1.5 times faster and 1.8 times slower.
@@ -54,13 +54,13 @@ _TRAFFIC = {"cuda": Range(0.6 / 1.5, 0.6, 0.6 * 1.8), "cpu": Range(0.0, 0.6, 2.0
 """Bytes that operators read and write one by one, in the model's own types, which are moved in the
 end, over the memory's bandwidth. CUDA: fitted, as above; a compiler's fused kernels move less. CPU:
 our own."""
-_OVER_LINK = {"cuda": Range(0.78, 0.78, 2.5), "cpu": Range(1.0, 4.5, 20.0)}
+_LINK_TIME_FACTOR = {"cuda": Range(0.78, 0.78, 2.5), "cpu": Range(1.0, 4.5, 20.0)}
 """Time of an exchange over that of its bytes at the link's bandwidth. CUDA, middle: fitted, as
 above; of large messages nccl-tests on eight H100 get 370 to 480 of 450 GB/s
 (https://github.com/NVIDIA/nccl-tests/issues/212). Low: the same, and the backward hides it. High:
 on eight devices at PCIe 5.0 they get 28 of 64 GB/s (https://github.com/NVIDIA/nccl/issues/1639).
 CPU: gloo over the loopback, in shares of a copy in memory: our own."""
-_OF_MEMORY = Range(0.5, 0.7, 1.0)
+_MEMORY_SHARE = Range(0.5, 0.7, 1.0)
 """Share of the memory's bandwidth that an update attains, which only reads and writes: our own."""
 _KERNEL_S = {"cuda": Range(1e-6, 4e-6, 20e-6), "cpu": Range(0.5e-6, 4e-6, 30e-6)}
 """Time of an operator that does next to nothing. CUDA: an addition of 1,024 numbers takes 1.1 to
@@ -73,9 +73,9 @@ _EXCHANGE_S = {"cuda": Range(0.0, 1e-5, 1e-4), "cpu": Range(0.0, 2e-4, 2e-3)}
 """Latency of the exchange of a bucket: our own."""
 _BUCKET_BYTES = 25 * 2**20
 """The default of PyTorch's DistributedDataParallel."""
-_PROBED = (2, 4)
+_PROBED_SAMPLES = (2, 4)
 """Samples whose operations are counted: a line through both gives those of any micro-batch."""
-_RECOMPUTED = 4 / 3
+_RECOMPUTE_FACTOR = 4 / 3
 """Forward, backward (twice a forward) and forward again, over the first two."""
 
 
@@ -197,22 +197,22 @@ class StepTimeRanges:
         missing = {f"cluster.tflops.{precision}": peak, "cluster.memory_gb_per_s": memory} | links
         if unknown := [name for name, value in missing.items() if value is None]:
             return f"no datasheet here has it: give {', '.join(unknown)}"
-        per_s, moved = 1e12 * (peak or 0), 1e9 * (memory or 0)
+        flops_per_s, bytes_per_s = 1e12 * (peak or 0), 1e9 * (memory or 0)
         sent_s = facts.gradient_bytes / (
             1e9 * min((each or 0 for each in links.values()), default=1)
         )
         shared = max(1.0, ranks / self._machine.devices(kind))
         # The cores of a machine have one memory.
-        crowded = float(ranks) if kind == "cpu" else shared
-        again = _RECOMPUTED if engine.activation_checkpointing else 1.0
+        ranks_per_memory = float(ranks) if kind == "cpu" else shared
+        recompute_factor = _RECOMPUTE_FACTOR if engine.activation_checkpointing else 1.0
         launch_s = _KERNEL_S[kind]._replace(low=0.0) if engine.compile else _KERNEL_S[kind]
 
         def micro(flops: float, traffic: float, kernels: float, loop: Range) -> Range:
-            ends = zip(reversed(_OF_PEAK[kind]), _TRAFFIC[kind], launch_s, loop, strict=True)
+            ends = zip(reversed(_PEAK_SHARE[kind]), _TRAFFIC[kind], launch_s, loop, strict=True)
             return Range(
                 *(
-                    again * shared * (flops / (per_s * share) + kernels * launched)
-                    + again * crowded * traffic * done / moved
+                    recompute_factor * shared * (flops / (flops_per_s * share) + kernels * launched)
+                    + recompute_factor * ranks_per_memory * traffic * done / bytes_per_s
                     + outside
                     for share, done, launched, outside in ends
                 )
@@ -223,19 +223,23 @@ class StepTimeRanges:
             micro(*part, loop) for part, loop in zip(parts, (_LOOP_S, Range(0, 0, 0)), strict=True)
         )
         buckets = math.ceil(facts.gradient_bytes / _BUCKET_BYTES)
-        update = _update(facts, config, ranks, moved=moved, per_s=per_s, kind=kind)
+        update = _update(
+            facts, config, ranks, bytes_per_s=bytes_per_s, flops_per_s=flops_per_s, kind=kind
+        )
         terms = {
             "micro_step_fixed_s": fixed,
             "per_sample_s": sample,
             "exchange_s": Range(
                 *(
                     shared * (sent_s * times + buckets * latency)
-                    for times, latency in zip(_OVER_LINK[kind], _EXCHANGE_S[kind], strict=True)
+                    for times, latency in zip(
+                        _LINK_TIME_FACTOR[kind], _EXCHANGE_S[kind], strict=True
+                    )
                 )
             ),
-            "optimizer_s": Range(*(crowded * end for end in update)),
+            "optimizer_s": Range(*(ranks_per_memory * end for end in update)),
         }
-        at_peak_s = None if kind == "cpu" else shared * facts.model_flops / per_s
+        at_peak_s = None if kind == "cpu" else shared * facts.model_flops / flops_per_s
         return Coefficients(terms, rings(config), at_peak_s)
 
     def _links(self, kind: str, ranks: int, nodes: int) -> dict[str, float | None]:
@@ -299,7 +303,13 @@ def rings(config: RunConfig) -> tuple[float, float]:
 
 
 def _update(
-    facts: OperationCounts, config: RunConfig, ranks: int, *, moved: float, per_s: float, kind: str
+    facts: OperationCounts,
+    config: RunConfig,
+    ranks: int,
+    *,
+    bytes_per_s: float,
+    flops_per_s: float,
+    kind: str,
 ) -> Range:
     """Return the time of clipping and update: bytes, Muon's products, and a kernel a tensor."""
     optimizer = config.optimizer
@@ -319,15 +329,17 @@ def _update(
     products = facts.orthogonalised_flops * (
         optimizer.newton_schulz_steps if isinstance(optimizer, Muon) else 0
     )
-    shares = zip((0, more / 2, more), reversed(_OF_MEMORY), strict=True)
-    low, middle, high = ((touched + extra) * number / moved / share for extra, share in shares)
+    shares = zip((0, more / 2, more), reversed(_MEMORY_SHARE), strict=True)
+    low, middle, high = (
+        (touched + extra) * number / bytes_per_s / share for extra, share in shares
+    )
     launches = (touched + more) * facts.tensors
     return Range(
         low / parts,
         # Where kernels are fused each launch is of many tensors.
-        middle / parts + products / (per_s * _OF_PEAK[kind].middle) + _LOOP_S.middle,
+        middle / parts + products / (flops_per_s * _PEAK_SHARE[kind].middle) + _LOOP_S.middle,
         high
-        + products / (per_s * _OF_PEAK[kind].low)
+        + products / (flops_per_s * _PEAK_SHARE[kind].low)
         + launches * _KERNEL_S[kind].high
         + _LOOP_S.high,
     )
@@ -350,7 +362,7 @@ def _count_operations(
             module = _build_without_values(config, data, precision)
             dataset = open_dataset(config, data, "train")
             operations = []
-            for samples in _PROBED:
+            for samples in _PROBED_SAMPLES:
                 indices = np.arange(samples, dtype=np.int64) % dataset.num_samples
                 batch = to_device(dataset.batch(indices), torch.device("cpu"), precision)
                 operations.append(model_operations(module, *batch))
@@ -363,8 +375,8 @@ def _count_operations(
         return "operations of this model cannot be counted"
 
     def line(low: float, high: float) -> tuple[float, float]:
-        slope = (high - low) / (_PROBED[1] - _PROBED[0])
-        return max(0.0, low - slope * _PROBED[0]), slope
+        slope = (high - low) / (_PROBED_SAMPLES[1] - _PROBED_SAMPLES[0])
+        return max(0.0, low - slope * _PROBED_SAMPLES[0]), slope
 
     trained = [p for p in module.parameters() if p.requires_grad]
     flops = line(fewer.flops, more.flops)

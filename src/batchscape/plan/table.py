@@ -96,7 +96,7 @@ def plan_table(
     # Most runs of a plan lack the same.
     for what in dict.fromkeys(what for command in commands for what in unlogged(command)):
         parts.append(Text(f"By engine.argv and engine.metrics the program will not tell {what}."))
-    cuts = {c.run_id: _costly(c.spec, c.swept) for c in plan.cells if c.spec is not None}
+    cuts = {c.run_id: _costly(c.spec, c.value_of_axis) for c in plan.cells if c.spec is not None}
     parts += forecast_text(predicted, cuts, begin)
     if (warning := disk_warning(plan.specs, sweep)) is not None:
         parts.append(Text(warning))
@@ -140,7 +140,9 @@ def _searched_table(plan: Plan, searched: Collection[str], trials: int) -> Table
 def _other_axes(plan: Plan) -> list[str]:
     """Return the swept keys without a column of their own."""
     own_columns = {*_GEOMETRY, "ramp", "seed"}
-    return [key for key in plan.cells[0].swept if key.removeprefix("batch.") not in own_columns]
+    return [
+        key for key in plan.cells[0].value_of_axis if key.removeprefix("batch.") not in own_columns
+    ]
 
 
 def _title(key: str) -> str:
@@ -233,7 +235,7 @@ def _row(cell: PlannedCell) -> dict[str, Any]:
         }
     else:
         row |= {"planned": "rejected", "reason": cell.reason}
-    return row | {key: value for key, value in cell.swept.items() if key not in row}
+    return row | {key: value for key, value in cell.value_of_axis.items() if key not in row}
 
 
 def _status(folder: RunFolder) -> str:

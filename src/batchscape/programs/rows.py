@@ -71,10 +71,10 @@ class RowWriter:
         self.write(Log())
 
     def _add_waits(self, log: Log, last_kept: int, waits: TreeWaits) -> None:
-        """Note which share of the time of new steps the program waited for a core, and its cores.
+        """Note, for new steps, the share of time spent waiting for a core, and the cores used.
 
-        Their time goes back from now as far as they say that they took, and no further than the
-        last rows: if a log comes whole at the end, the start of the program is not their time.
+        These steps are taken to end now and to last as long as they logged, at most since the last
+        rows. So a log that comes whole at the end does not count the program's start.
         """
         last = max(self._shares_by_step, default=last_kept)
         new_rows = [row for row in log.steps if row["optimizer_step"] > last]

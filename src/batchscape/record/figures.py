@@ -14,7 +14,8 @@ Types are pandas' nullable ones: a missing number stays missing, and an integer 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
 
 RESIDENT = "process tree (uss)"
 """`memory_method` of a program on a CPU, whose resident memory stands for what it allocated."""
@@ -23,15 +24,16 @@ FigureKind = Literal["loss", "memory", "time", ""]
 How = Literal["", "last", "sum", "median", "max", "min", "any", "first", "each"]
 
 
-class Figure(NamedTuple):
+@dataclass(frozen=True)
+class Figure:
     """One value of a run."""
 
     meaning: str
     """Its definition, with the steps or ranks that it covers."""
     how: How = ""
     """Reduction of its column, over the last attempt of every rank, or over all evaluations or
-    optimizer steps; `median` covers the measured steps of the last global batch; empty:
-    `record.summary` computes it."""
+    optimizer steps; of steps `median` covers the measured ones of the last global batch; `min` is
+    missing where one value is; empty: `record.summary` computes it."""
     kind: FigureKind = ""
     """A loss depends on the trajectory alone, so that repeats of one count once; a time counts only
     where it was measured on a free machine. Figures of no kind are in no comparison of cells."""
@@ -41,6 +43,17 @@ class Figure(NamedTuple):
     """Its name in the comparison; empty: the comparison does not show it."""
     better: Literal["lower", "higher"] = "lower"
     """Which values are better, for the comparison."""
+
+    def __post_init__(self) -> None:
+        """Refuse a reduction that `record.summary` does not have."""
+        if self.how not in get_args(How):
+            reductions = ", ".join(how for how in get_args(How) if how)
+            msg = (
+                f"a figure reduces its column by one of: {reductions}; given {self.how!r} "
+                f"({self.meaning}). Choose one of these, or add the reduction to "
+                "`record/figures.py` and `record/summary.py`"
+            )
+            raise ValueError(msg)
 
 
 class FigureColumn(NamedTuple):

@@ -329,7 +329,10 @@ def _read(folder: RunFolder, names: ColumnNames) -> RunRead:
             continue
         rows = open_rows(folder, table) if folder.lines(table).exists() else None
         if rows is None and folder.parquet(table).exists():
-            msg = f"{folder.parquet(table)} is not sealed, and its lines are gone"
+            msg = (
+                f"{folder.parquet(table)} has no seal in {folder.status.name}, and "
+                f"{folder.lines(table).name} is missing; delete {folder.path} to run it again"
+            )
             raise DamageError(msg)  # the run may be being sealed, and is read again
         run.counts[table] = 0 if rows is None else len(rows)
         if rows is not None:

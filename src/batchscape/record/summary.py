@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,9 +51,8 @@ def summarise(
     """
     figures: dict[str, Any] = dict.fromkeys(FIGURES)
     if len(steps):
-        figures |= _reduce_columns("steps", steps, "last", "sum") | _times(
-            steps, data_parallel_size
-        )
+        figures |= _reduce_columns("steps", steps, _OVER_ALL_STEPS)
+        figures |= _times(steps, data_parallel_size)
         figures["final_loss"] = _final_loss(steps)
         figures["gradient_noise_scale"] = noise_scale.estimate(steps)
     if len(evals):
@@ -78,18 +77,20 @@ _REDUCTIONS: dict[How, Callable[[Any], Any]] = {
     "each": lambda values: "; ".join(sorted(values.dropna().unique())) or None,
 }
 """Reductions of the rows of a column."""
-_NOT_NUMERIC = ("any", "first", "each")
-"""Reductions whose results are not numbers."""
+_OVER_ALL_STEPS = _REDUCTIONS.keys() - {"median"}
+"""Reductions of steps, but for that of the measured ones."""
 
 
-def _reduce_columns(table: str, rows: pd.DataFrame, *hows: How) -> dict[str, Any]:
-    """Compute the figures of single columns, by the given reductions or by all."""
+def _reduce_columns(
+    table: str, rows: pd.DataFrame, hows: Collection[How] = _REDUCTIONS.keys()
+) -> dict[str, Any]:
+    """Compute the figures of single columns that are declared with one of these reductions."""
     figures = {}
     for name, column in COLUMNS[table].items():
         figure = column.figure
-        if figure is not None and figure.how in (hows or _REDUCTIONS):
+        if figure is not None and figure.how in hows:
             value = _REDUCTIONS[figure.how](rows[name])
-            if figure.how not in _NOT_NUMERIC:
+            if column.dtype != "string" and figure.how != "any":
                 # A median of counts need not be a whole number.
                 is_count = column.dtype != "Float64" and figure.how != "median"
                 value = _to_int(value) if is_count else _to_float(value)
@@ -132,7 +133,7 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
         raise ValueError(msg)
     is_followed = is_measured & ~np.isnan(gap_s)
     gaps_s, stepping_s = _sum(gap_s[is_followed]), float(np.nansum(step_time_s[is_followed]))
-    return _reduce_columns("steps", steps[is_last], "median") | {
+    return _reduce_columns("steps", steps[is_last], {"median"}) | {
         "measured_optimizer_steps": int(is_measured.sum()),
         "gap_pct": None if gaps_s is None else 100 * gaps_s / (gaps_s + stepping_s),
         "tokens_per_s": None if tokens is None else tokens / total_s,

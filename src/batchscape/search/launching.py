@@ -52,7 +52,7 @@ class Launching:
             (planned,) = plan.cells
             self.cells[planned.run_id] = planned
             runs.append(planned.spec or str(planned.reason))
-            point = {key.rpartition(".")[2]: cell.swept[key] for key in self.searched}
+            point = {key.rpartition(".")[2]: cell.value_of_axis[key] for key in self.searched}
             self.values[planned.run_id] = point_text(point)
         if self.cells:
             all_cells = tuple(self.cells.values())

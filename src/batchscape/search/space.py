@@ -43,11 +43,11 @@ class StudyCells:
         cell = next(
             cell
             for cell in self.cells
-            if all(cell.swept.get(key, value) == value for key, value in point.items())
+            if all(cell.value_of_axis.get(key, value) == value for key, value in point.items())
         )
         values = {**point, "seed": seed}
-        new = {key: value for key, value in values.items() if key not in cell.swept}
-        return Cell(set_values(cell.settings, new), {**cell.swept, **values})
+        new = {key: value for key, value in values.items() if key not in cell.value_of_axis}
+        return Cell(set_values(cell.settings, new), {**cell.value_of_axis, **values})
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Space:
         free = {
             *_SEEDS,
             *self.keys,
-            *first.swept,
+            *first.value_of_axis,
             *(key for cells in self.studies for key in cells.values),
         }
         settings = _flat(first.settings)
@@ -146,7 +146,7 @@ def space_of(grid: SweepCells) -> Space:
         raise ConfigError(msg)
     axes: dict[str, list[Any]] = {}
     for cell in grid.cells:
-        for key, value in cell.swept.items():
+        for key, value in cell.value_of_axis.items():
             if value not in (values := axes.setdefault(key, [])):
                 values.append(value)
     for interval in grid.intervals:
@@ -160,7 +160,7 @@ def space_of(grid: SweepCells) -> Space:
     per = [key for key in axes if key not in choices]
     groups: dict[str, list[Cell]] = {}
     for cell in grid.cells:
-        plain = {k: v for k, v in cell.swept.items() if k in axes}
+        plain = {k: v for k, v in cell.value_of_axis.items() if k in axes}
         name = ", ".join(f"{key}={setting_text(plain[key])}" for key in per) or "all"
         groups.setdefault(name, []).append(Cell(cell.settings, plain))
     points = math.prod(len(values) for values in choices.values())
@@ -176,7 +176,7 @@ def space_of(grid: SweepCells) -> Space:
         grid.intervals,
         choices,
         tuple(
-            StudyCells(name, {key: cells[0].swept[key] for key in per}, tuple(cells))
+            StudyCells(name, {key: cells[0].value_of_axis[key] for key in per}, tuple(cells))
             for name, cells in groups.items()
         ),
         configs[0].seed,

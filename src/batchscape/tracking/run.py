@@ -42,7 +42,7 @@ from batchscape.record.tables import read_table
 from batchscape.record.timing import VERDICT, timed_figures, why_run_untimed
 from batchscape.tracking.labels import Label, passed_settings
 from batchscape.tracking.mirror import patience_s
-from batchscape.tracking.state import MirrorState, content_of, id_of
+from batchscape.tracking.state import MirrorState, digest_of_end, id_of
 
 HistoryRow = Mapping[str, Any]
 
@@ -218,7 +218,7 @@ class WandbRun:
         finish(self._run, "finished" if ended_well else "failed")
         for path in self._offline_copies:
             shutil.rmtree(path, ignore_errors=True)
-        self._state.content = content_of(status)
+        self._state.content = digest_of_end(status)
         self._state.write(folder)
 
     def _log(self, rows: Iterable[_NumberedRow]) -> None:

@@ -153,7 +153,7 @@ def uploads_of(sweep_dir: Path) -> Uploads:
             uploads.open.append(name)
         if not status.status.ended_after_launch:
             continue
-        if state is None or state.content != content_of(status):
+        if state is None or state.content != digest_of_end(status):
             uploads.lacking.append(name)
             continue
         uploads.projects.add(state.project)
@@ -161,7 +161,7 @@ def uploads_of(sweep_dir: Path) -> Uploads:
     return uploads
 
 
-def content_of(status: RunStatus) -> str:
+def digest_of_end(status: RunStatus) -> str:
     """Return a digest of the end of a run: its rows by their seal, its figures, its reason."""
     content = asdict(status)
     del content["updated_at"]

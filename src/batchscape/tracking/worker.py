@@ -25,7 +25,7 @@ from wandb.errors import AuthenticationError
 
 from batchscape.config import WandbTracker
 from batchscape.errors import RecordError
-from batchscape.outgoing import redact, visible
+from batchscape.outgoing import make_printable, redact
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import take
 from batchscape.record.spec import RunSpec
@@ -35,7 +35,7 @@ from batchscape.tracking.labels import label_of, sweep_id_of
 from batchscape.tracking.mirror import Event, MirrorRequest, kill_tree, patience_s
 from batchscape.tracking.report import send_report
 from batchscape.tracking.run import WandbRun
-from batchscape.tracking.state import MirrorState, content_of
+from batchscape.tracking.state import MirrorState, digest_of_end
 
 _POLL_S = 2.0
 _RUNS_AT_ONCE = 8
@@ -123,7 +123,9 @@ class _WandbMirror:
             destination: MirrorState | WandbTracker | None = self._first_state()
             if destination is None:
                 folders = self._sweep.run_folders()
-                destination = self._tracker_of(next(run for run in folders if run.config.exists()))
+                destination = self._wandb_settings(
+                    next(run for run in folders if run.config.exists())
+                )
             state = MirrorState(destination.project, destination.entity, sweep_id=self._sweep_id)
         if "report" in parts:
             send_report(self._sweep, state)
@@ -165,7 +167,7 @@ class _WandbMirror:
 
     def _lacks(self, folder: RunFolder, status: RunStatus) -> bool:
         state = MirrorState.read(folder)
-        if state is None or state.content != content_of(status):
+        if state is None or state.content != digest_of_end(status):
             return True
         return self._mode == "online" and state.mode == "offline"
 
@@ -174,7 +176,7 @@ class _WandbMirror:
             self._open[folder.path] = WandbRun(
                 folder,
                 self._sweep.path,
-                self._tracker_of(folder),
+                self._wandb_settings(folder),
                 mode=self._mode,
                 status=status,
                 label=label_of(folder, self._sweep_id),
@@ -183,7 +185,8 @@ class _WandbMirror:
             )
         return self._open[folder.path]
 
-    def _tracker_of(self, folder: RunFolder) -> WandbTracker:
+    def _wandb_settings(self, folder: RunFolder) -> WandbTracker:
+        """Return a run's W&B settings; those of the request replace its own."""
         tracker = RunSpec.read(folder.config).config.tracker
         run_tracker = tracker if isinstance(tracker, WandbTracker) else WandbTracker(name="wandb")
         request = self._request
@@ -238,7 +241,7 @@ def _one_line(error: Exception) -> str:
 
 def _send_event(event: Event) -> None:
     if event.reason is not None:
-        event = replace(event, reason=redact(visible(event.reason)))
+        event = replace(event, reason=redact(make_printable(event.reason)))
     with _EVENT_LOCK, suppress(OSError):  # of a full disk
         for file in (sys.stdout, sys.stderr) if event.reason is not None else (sys.stdout,):
             print(json.dumps(asdict(event)), file=file, flush=True)  # the latter is mirror.log

@@ -352,8 +352,8 @@ class Training:
         with GradientSquares(self._engine.module) as squares:
             totals = accumulate(self._engine, self._loader, self._clock, k)
         size = self._timeline.step(k).stage.geometry.global_batch_size
-        total = squares.total(self._engine.gradient_scale)
-        return totals, NoiseSample(noise_batch_size, size // noise_batch_size, total)
+        square_sum = squares.square_sum(self._engine.gradient_scale)
+        return totals, NoiseSample(noise_batch_size, size // noise_batch_size, square_sum)
 
     def _evaluation_is_due(self) -> bool:
         if self.spec.timed_steps is not None:

@@ -69,7 +69,7 @@ def legend(page: Any, chart: str) -> set[str]:
 
 @pytest.mark.slow
 def test_the_page_of_a_sweep(varied, browser):
-    out = write_report([varied.path], targets=[3.4, 2.55], figures=False).out
+    out = write_report([varied.path], targets=[3.4, 2.55], with_charts=False).out
     page = browser(out / "report.html")
     page.wait_for_selector("header figure[data-drawn=yes]")
     page.click("#open-all")

@@ -70,7 +70,7 @@ def test_texts_of_others_do_nothing(build, monkeypatch):
         sweep.run((1, 8, 4), seed=seed)
     sweep.run((2, 32, 1), status="failed", reason=f"{hostile} {key}", stop_reason=None)
     sweep.reject((4, 32, None), 32, hostile)
-    html = (write_report([sweep.path], figures=False).out / "report.html").read_text()
+    html = (write_report([sweep.path], with_charts=False).out / "report.html").read_text()
     parsed = Parsed(html)
     library, script = parsed.scripts[1:]
     assert len(parsed.scripts) == 3
@@ -105,7 +105,7 @@ def test_the_library_is_the_pinned_one():
 @pytest.mark.slow
 def test_links_lead_to_files_and_rows_to_their_runs(varied):
     """The runs behind each row of the comparison are those of its CSV file."""
-    out = write_report([varied.path], figures=False).out
+    out = write_report([varied.path], with_charts=False).out
     html = (out / "report.html").read_text()
     links = [link for link in Parsed(html).links if not link.startswith("#")]
     assert links
@@ -175,6 +175,8 @@ def test_reaches_say_which_of_them_the_chart_shows(build):
             )
     tables = load(sweep.path)
     material = Material(find_cells(tables.runs), tables, targets=[2.4])
-    (reaches,) = (s.curves["reaches"] for s in find_sections(material) if "reaches" in s.curves)
+    (reaches,) = (
+        s.chart_data["reaches"] for s in find_sections(material) if "reaches" in s.chart_data
+    )
     assert reaches.loc[reaches["is_best"], "learning_rate"].tolist() == [3e-3, 3e-3]
     assert len(reaches) == 4

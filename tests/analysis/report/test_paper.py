@@ -86,7 +86,7 @@ def test_headlines_of_which_none_is_identified_make_no_table(tmp_path):
         [Section("Comparison", headlines={"critical_batch_size": why})],
         answers=["Use 1 x 2 x 3 = 6."],
         methods={},
-        figures=False,
+        with_charts=False,
     )
     results = (tmp_path / "results.tex").read_text()
     assert "tabular" not in results
@@ -120,10 +120,10 @@ def _check_figures(report: Report) -> None:
 def test_a_paper_that_was_edited_is_kept_and_its_parts_are_made_anew(build):
     sweep = build()
     sweep.run(seed=0)
-    folder = write_report([sweep.path], figures=False).out / "paper"
+    folder = write_report([sweep.path], with_charts=False).out / "paper"
     (folder / "paper.tex").write_text("mine")
     (folder / "results.tex").write_text("stale")
-    report = write_report([sweep.path], figures=False)
+    report = write_report([sweep.path], with_charts=False)
     assert (folder / "paper.tex").read_text() == "mine"
     assert "stale" not in (folder / "results.tex").read_text()
     assert folder / "paper.tex" in report.files

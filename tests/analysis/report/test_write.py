@@ -85,7 +85,7 @@ def check_links(report: Report) -> None:
     files = {file for file in report.files if file.suffix != ".pdf"}
     assert files - set(linked) == {report.files[0], *paper}
     for section in report.sections:
-        for text_of_section in (*section.answer, *section.settle, *section.warnings):
+        for text_of_section in (*section.answer, *section.settling_runs, *section.warnings):
             sentence, name, arguments = text_of_section.partition("batchscape ")
             assert escape_markdown(sentence).rstrip() in text
             # A command is copied from there as it stands.
@@ -150,7 +150,7 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build):
 
 def test_the_first_screen_counts_the_warnings_of_a_topic():
     sections = [
-        Section("One", short=["Use it.", "It is fast."], warnings=["a", "b"]),
+        Section("One", first_screen=["Use it.", "It is fast."], warnings=["a", "b"]),
         Section("Two", answer=["Yes.", "Because."], warnings=["c"]),
         Section("Three", answer=["No."]),
         Section("Four", answer=["Not told: batchscape sweep sweeps=x"], warnings=["d"]),
@@ -290,7 +290,7 @@ def test_damaged_folders_are_listed_and_the_rest_is_shown(build):
     torn.status.write_text('{"format_ver')
     changed.parquet("steps").write_bytes(b"not parquet")
     empty.config.write_text('{"format_version": 4}')
-    report = write_report([sweep.path], figures=False)
+    report = write_report([sweep.path], with_charts=False)
     assert report.comparison["n"].tolist() == [1]
     page = page_of(report).replace("\\", "")
     for folder in (torn, changed, empty):
@@ -333,7 +333,7 @@ def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(build, tmp_p
     tables = load(sweep.path, sweep.path, sweep.path / "runs" / "..")
     pd.testing.assert_frame_equal(compare(find_cells(tables.runs)), once)
     with pytest.raises(RecordError, match=r"is a copy of .* would count twice"):
-        write_report([sweep.path, copy], figures=False)
+        write_report([sweep.path, copy], with_charts=False)
 
 
 def test_cells_show_how_many_of_their_runs_completed(build):
@@ -365,7 +365,7 @@ def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build):
 def test_a_report_removes_only_what_an_earlier_one_wrote(build, tmp_path):
     sweep = build()
     sweep.run()
-    out = write_report([sweep.path], figures=False).out
+    out = write_report([sweep.path], with_charts=False).out
     ours = ["tables/gone.csv", "paper/tables/gone.tex", "paper/figures/gone.pdf"]
     theirs = ["tables/mine.csv", "figures/mine.png"]
     theirs += ["paper/figures/architecture.pdf", "paper/tables/related_work.tex", "paper/mine.tex"]
@@ -375,7 +375,7 @@ def test_a_report_removes_only_what_an_earlier_one_wrote(build, tmp_path):
     listing = out / "report_files.txt"
     outside = ["../elsewhere.csv", str(tmp_path / "elsewhere.csv"), "paper/paper.tex", "", "tables"]
     listing.write_text("\n".join([*listing.read_text().splitlines(), *ours, *outside]))
-    report = write_report([sweep.path], figures=False)
+    report = write_report([sweep.path], with_charts=False)
     remaining = {path for path in out.rglob("*") if path.is_file()}
     assert remaining == {*report.files, *(out / name for name in theirs)}
     assert (tmp_path / "elsewhere.csv").read_text() == "precious"
@@ -393,7 +393,8 @@ def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(build, tmp_pat
     (out / "mine.txt").write_text("mine")
     code = (
         "import sys, pathlib; from batchscape.analysis import write_report; "
-        "sweep, out = map(pathlib.Path, sys.argv[1:]); write_report([sweep], out, figures=False)"
+        "sweep, out = map(pathlib.Path, sys.argv[1:]); "
+        "write_report([sweep], out, with_charts=False)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(more.path), str(out)]) as process:
         while not (out / "tables" / "comparison.csv").exists():
@@ -405,8 +406,8 @@ def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(build, tmp_pat
     listed = set((out / "report_files.txt").read_text().splitlines())
     expected = {*listed, "report_files.txt", "mine.txt"}
     assert {path.relative_to(out).as_posix() for path in torn} <= expected
-    fresh = write_report([less.path], tmp_path / "fresh", figures=False)
-    write_report([less.path], out, figures=False)
+    fresh = write_report([less.path], tmp_path / "fresh", with_charts=False)
+    write_report([less.path], out, with_charts=False)
     remaining = {path.relative_to(out) for path in out.rglob("*") if path.is_file()}
     assert remaining == {*(path.relative_to(fresh.out) for path in fresh.files), Path("mine.txt")}
     assert (out / "mine.txt").read_text() == "mine"

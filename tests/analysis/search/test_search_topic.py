@@ -43,7 +43,7 @@ def test_all_trials_are_in_the_file(tmp_path):
     section = section_of(tmp_path, rows)
     assert not section.tables
     assert "6 trials in 2 studies" in section.answer[0]
-    kept = section.curves["trials"]
+    kept = section.chart_data["trials"]
     assert len(kept) == 7
     pd.testing.assert_frame_equal(kept, cast("pd.DataFrame", read_trials(SweepFolder(tmp_path))))
     assert not section.headlines
@@ -104,7 +104,7 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
         grid_of(studies[1], others, brackets=[bracket(0.01, 0.02, 0.04)]),
     ]
     section = with_grids(tmp_path, grids)
-    assert section.short == section.answer[:1]
+    assert section.first_screen == section.answer[:1]
     assert section.answer[0] == (
         "Least held-out loss: learning rate 0.00200 at B = 8 (2.20 ± 0.25), learning rate 0.0200 "
         "at B = 32 (3.10 ± 0.25); over 3 new seeds, no lower at the next values on either side."

@@ -316,7 +316,10 @@ def test_the_last_losses_of_curves_are_minimised_where_asked():
     )
     assert foreign.table["final_eval_loss"].tolist() == [2.9, math.inf]
     both = table(STEPS).assign(loss=2.0)
-    with pytest.raises(AnalysisError, match="both a loss and steps"):
+    with pytest.raises(
+        AnalysisError,
+        match=r"both loss and steps_to_target, .* choose --minimise loss or --minimise steps",
+    ):
         as_table(both.rename(columns={"steps": "steps_to_target"}))
 
 

@@ -102,7 +102,10 @@ def test_a_time_is_of_one_cut():
     assert math.isnan(mixed["time_to_target_s"])
     one = reaches_table(rows[rows["cell"].eq(0)])
     assert one["time_to_target_s"].iloc[0] == pytest.approx((0.2 * 0.22 * 0.18) ** (1 / 3))
-    assert any("A time is of one cut" in note for note in reaches_shown(one).notes)
+    assert any(
+        "Times depend on the cut: a row with several cuts has none" in note
+        for note in reaches_shown(one).notes
+    )
 
 
 def test_a_median_time_knows_how_long_runs_trained_without_the_target():

@@ -131,8 +131,8 @@ def test_exact_curves_are_recovered(a, critical):
 )
 def test_batches_of_one_regime_identify_no_critical_batch(critical, words, identified):
     fit = fit_tradeoff(sweep(5, critical=critical, sd=0.03), form="two_term")
-    assert not fit.identified
-    assert words in fit.why
+    assert not fit.is_identified
+    assert words in fit.why_not
     names = ("s_min", "e_min", "overhead_batch_size")
     assert {name for name in names if getattr(fit, name).is_identified} == identified
     assert fit.critical_batch_size.low <= critical <= fit.critical_batch_size.high
@@ -145,20 +145,20 @@ def test_a_power_law_without_fewest_steps_is_no_perfect_scaling():
     truth = np.log(5000 / BATCHES**0.3)
     table = sweep_table(noisy_log_steps(rng, truth, 1, 5, sd=0.01)[0], BATCHES)
     fit = fit_tradeoff(table)
-    assert not fit.identified
-    assert "perfect scaling, S = b/B" not in fit.why
+    assert not fit.is_identified
+    assert "perfect scaling, S = b/B" not in fit.why_not
     # Its slope by least squares.
     y = means(table)
     slope = -stats.linregress(np.log(y.index), y).slope
-    assert f"S = b/B^{slope:.2g}" in fit.why
+    assert f"S = b/B^{slope:.2g}" in fit.why_not
 
 
 def test_one_seed_must_beat_simpler_forms_by_aicc():
-    assert fit_tradeoff(sweep(1)).identified
+    assert fit_tradeoff(sweep(1)).is_identified
     flat = fit_tradeoff(sweep(1, critical=1e6))
-    assert "AICc prefers perfect scaling" in flat.why
+    assert "AICc prefers perfect scaling" in flat.why_not
     few = fit_tradeoff(sweep(1, batches=BATCHES[:4]))
-    assert "too few" in few.why
+    assert "too few" in few.why_not
 
 
 def test_forms_are_compared_by_aicc():
@@ -190,8 +190,8 @@ def test_batch_with_an_unreached_run_is_left_out_loudly():
 
 def test_nothing_reached_is_not_identified():
     fit = fit_tradeoff(sweep(2).assign(steps_to_target=math.inf))
-    assert not fit.identified
-    assert "there are 0" in fit.why
+    assert not fit.is_identified
+    assert "there are 0" in fit.why_not
     assert fit.predict(BATCHES)["steps"].isna().all()
 
 

@@ -169,7 +169,7 @@ def test_noise_scales_are_of_the_runs_of_the_fit_and_count_once_a_batch(reaches)
 def test_the_first_screen_says_what_samples_buy(reaches):
     """The ratio over seeds by plain pandas and scipy, at the target that is spoken of."""
     rows = reaches[reaches["target_loss"] == 2.0]
-    buys, critical = tradeoff_section(rows).short
+    buys, critical = tradeoff_section(rows).first_screen
     steps = rows.pivot(index="seed", columns="global_batch_size", values="steps_to_target")
     logs = np.log(steps[8] / steps[512])
     low, high = stats.t.interval(0.95, len(logs) - 1, logs.mean(), stats.sem(logs))
@@ -183,7 +183,7 @@ def test_the_first_screen_says_what_samples_buy(reaches):
 def test_the_first_screen_names_the_batch_sizes_left_out(reaches):
     rows = reaches[reaches["target_loss"] == 2.0].copy()
     rows.loc[(rows["global_batch_size"] == 512) & (rows["seed"] == 0), "steps_to_target"] = math.nan
-    buys, critical = tradeoff_section(rows).short
+    buys, critical = tradeoff_section(rows).first_screen
     assert buys.startswith("From a global batch of 8 to 256 samples")
     assert buys.endswith(" them). (B = 512 left out: not all runs reached the target.)")
     assert "left out" not in critical
@@ -191,7 +191,7 @@ def test_the_first_screen_names_the_batch_sizes_left_out(reaches):
 
 def test_batch_sizes_without_a_common_seed_give_no_ratio(reaches):
     rows = reaches[reaches["target_loss"] == 2.0]
-    short = tradeoff_section(rows.assign(seed=range(len(rows)))).short
+    short = tradeoff_section(rows.assign(seed=range(len(rows)))).first_screen
     assert len(short) == 1
     assert short[0].startswith("The critical batch size")
 
@@ -226,14 +226,14 @@ def test_a_target_that_runs_met_early_is_never_spoken_of_first():
     table = report.tables[0].frame.set_index("target_loss")
     assert table.loc[0.23, ["runs_met_early", "runs_reached"]].tolist() == [20, 25]
     assert table["is_spoken_of"].tolist() == [True, False]
-    assert "a loss of 0.42 takes " in report.short[0]
-    assert not any("0.23" in text for text in report.short)
+    assert "a loss of 0.42 takes " in report.first_screen[0]
+    assert not any("0.23" in text for text in report.first_screen)
 
 
 def test_without_a_settled_target_nothing_is_identified():
     rows = demo_like()
     report = tradeoff_section(rows[rows["target_loss"].eq(0.23)])
-    assert "is not identified: no target is settled." in report.short[0]
+    assert "is not identified: no target is settled." in report.first_screen[0]
     assert not any(estimate.is_identified for estimate in report.headlines.values())
     assert "20 of 25 runs first met it" in report.answer[0]
 

@@ -97,7 +97,7 @@ def test_the_headline_is_that_of_the_trusted_form_and_both_are_said():
 def test_three_batch_sizes_have_two_terms_only_and_say_what_is_taken_for_granted():
     fit = fit_tradeoff(table(1.0, batches=np.array([16.0, 128, 1024])))
     assert fit.form == "two_term"
-    assert fit.identified
+    assert fit.is_identified
     assert fit.of_form("free_exponent") is None
     assert any("takes the exponent of the batch size for 1" in text for text in fit.warnings)
 

@@ -70,7 +70,7 @@ def recorded_columns(comparison: pd.DataFrame) -> pd.DataFrame:
 
 def chosen_columns(comparison: pd.DataFrame, figures: Collection[str]) -> pd.DataFrame:
     """Drop the figures that a user left out."""
-    ratios = [name for name in comparison if name.startswith("throughput_ratio")]
+    ratios = [name for name in comparison if str(name).startswith("throughput_ratio")]
     ratios = [] if "throughput_ratio" in figures else ratios
     left_out = [name for name in COMPARED if name not in figures]
     return comparison.drop(columns=[*_columns_of(left_out), *ratios])

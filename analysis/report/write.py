@@ -159,7 +159,7 @@ def _write(
     material = Material(cells, tables, targets)
     table = comparison_table(comparison, cells, material.at_best, columns)
     loss = loss_chart(cells, tables, material.reaches, material.at_best)
-    charts = comparison_charts(cells, comparison)
+    charts = list(comparison_charts(cells, comparison))
     if columns:  # comparison.csv may lack what they show
         charts = [replace(chart, tables=[]) for chart in charts]
     overview = Section(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from batchscape.geometry import BatchGeometry
 from batchscape.interop.check import check_configs
-from batchscape.interop.command import FLAGS
+from batchscape.interop.launch import SWITCHES
 from batchscape.interop.write import (
     command_line,
     torchrun_arguments,
@@ -160,7 +160,8 @@ def test_nobody_fills_in_a_batch_that_the_json_does_not_have(deepspeed_parser, t
 def test_our_flags_are_those_of_the_launchers():
     accelerate = pytest.importorskip("accelerate.commands.launch").launch_command_parser()
     torchrun = importlib.import_module("torch.distributed.run").get_args_parser()
-    for parser, ours in ((accelerate, FLAGS["accelerate"]), (torchrun, FLAGS["torchrun"])):
+    for parser, launcher in ((accelerate, "accelerate"), (torchrun, "torchrun")):
+        ours = set(SWITCHES[launcher].split())
         theirs = {
             option.lstrip("-").replace("-", "_")
             for action in parser._actions
@@ -173,10 +174,10 @@ def test_our_flags_are_those_of_the_launchers():
 
 
 KINDS = [None, "NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"]
-SWITCHES = ["", "--cpu", "--multi_gpu", "--use_deepspeed"]
+WAYS = ["", "--cpu", "--multi_gpu", "--use_deepspeed"]
 
 
-@pytest.mark.parametrize(("kind", "switch"), list(itertools.product(KINDS, SWITCHES)))
+@pytest.mark.parametrize(("kind", "switch"), list(itertools.product(KINDS, WAYS)))
 def test_accelerate_starts_as_many_as_we_say(kind, switch, tmp_path, monkeypatch):
     launch = pytest.importorskip("accelerate.commands.launch")
     if kind is None and not switch:

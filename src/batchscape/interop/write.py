@@ -34,14 +34,12 @@ def deepspeed_config(
     Source: https://www.deepspeed.ai/docs/config-json/, DeepSpeed 0.19.8.
     """
     if zero_stage not in range(4):
-        msg = f"zero_stage is 0, 1, 2 or 3; given {zero_stage=}"
-        raise ConfigError(msg)
+        raise ConfigError(f"zero_stage is 0, 1, 2 or 3; given {zero_stage=}")
     if precision not in {"float32", "bfloat16"}:
-        msg = (
+        raise ConfigError(
             f"DeepSpeed is configured for float32 or bfloat16, given {precision=}: ZeRO keeps its "
             "weights in float32, so float64 would be lost, and float16 is not offered"
         )
-        raise ConfigError(msg)
     return {
         "train_batch_size": geometry.global_batch_size,
         "train_micro_batch_size_per_gpu": geometry.micro_batch_size,
@@ -144,8 +142,9 @@ def write_configs(
 ) -> list[Path]:
     """Write the files of every system for one geometry to a folder; return their paths."""
     if gradient_clip_norm is not None and not 0 < gradient_clip_norm < math.inf:
-        msg = f"gradient_clip_norm must be above 0 and finite, or None; given {gradient_clip_norm}"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"gradient_clip_norm must be above 0 and finite, or None; given {gradient_clip_norm}"
+        )
     json_file = out / "deepspeed.json"
     deepspeed = deepspeed_config(
         geometry,
@@ -183,8 +182,9 @@ def write_configs(
         for name, text in contents.items():
             (out / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        msg = f"{out} cannot be written to ({error.strerror}); give another folder with --out"
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            f"{out} cannot be written to ({error.strerror}); give another folder with --out"
+        ) from None
     return [out / name for name in contents]
 
 

@@ -17,12 +17,7 @@ from hypothesis import strategies as st
 from batchscape.geometry import BatchGeometry
 from batchscape.interop.check import check_configs
 from batchscape.interop.launch import SWITCHES
-from batchscape.interop.write import (
-    command_line,
-    torchrun_arguments,
-    trainer_arguments,
-    write_configs,
-)
+from batchscape.interop.write import write_configs
 
 pytestmark = [
     pytest.mark.systems,
@@ -280,13 +275,15 @@ def test_the_libraries_read_what_we_write(
     (args,) = parser.parse_dict({**arguments, "output_dir": str(tmp_path / "o"), "use_cpu": True})
     assert args.per_device_train_batch_size == geometry.micro_batch_size
     assert args.gradient_accumulation_steps == geometry.gradient_accumulation_steps
-    words = command_line(trainer_arguments(geometry, precision=precision, gradient_clip_norm=1.0))
+    script = (tmp_path / "torchrun.sh").read_text().partition("exec torchrun ")[2]
+    launcher, _, words = script.partition('"$@"')
+    words = words.split()
     (args,) = parser.parse_args_into_dataclasses([*words, "--output_dir", "o", "--use_cpu"])
     assert args.gradient_accumulation_steps == geometry.gradient_accumulation_steps
     assert args.bf16 == (precision == "bfloat16")
 
     monkeypatch.delenv("PET_NPROC_PER_NODE", raising=False)
-    launched = torchrun.parse_args([*torchrun_arguments(geometry), "train.py", *words])
+    launched = torchrun.parse_args([*launcher.split(), "train.py", *words])
     assert launched.training_script == "train.py"
     # torchrun's own default is 1:1, at least and at most.
     assert (

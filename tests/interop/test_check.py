@@ -221,13 +221,17 @@ def test_a_number_of_the_batch_that_is_not_used_is_a_finding(argument, is_of_bat
     assert "8 x 4 x 2 = 64" in verdict_of(checked)
 
 
-def test_a_total_may_be_tokens():
+def test_a_total_beside_a_length_may_be_tokens():
     command = "torchrun --nproc_per_node 1 t.py --micro_batch_size 4 --max-seq-len 256 --total 512"
+    (finding,) = check_configs([], command.split(), flags=["total=global_batch_size"]).findings
+    assert (finding.rule, finding.severity) == ("samples-or-tokens", "warning")
     tokens = ["total=global_batch_tokens", "max_seq_len=sequence_length"]
     (finding,) = check_configs([], command.split(), flags=tokens).findings
     assert "2 / 4 leaves 2" in finding.message
     with pytest.raises(ConfigError, match="total 500 tokens are no multiple of max_seq_len 256"):
         check_configs([], [*command.split()[:-1], "500"], flags=tokens)
+    unambiguous = command.replace("--total", "--global_batch_size")
+    assert check_configs([], unambiguous.split()).findings == ()
 
 
 NAMES = {
@@ -363,7 +367,7 @@ UNREADABLE = {
         "dynamic_batching fills a batch by tokens",
     ),
     "megatron.yaml": ("distributed_type: MEGATRON_LM\n", "only data parallelism is covered"),
-    "none.sh": ("echo hello\n", "no launch command found"),
+    "none.sh": ("echo hello\n", "no launch commands, and one is read"),
     "two.sh": ("torchrun a.py\ntorchrun b.py\n", r"2 launch commands \(lines 1, 2\)"),
     "quote.sh": ('torchrun "a.py\n', 'line 1 has " without its end, .*; give'),
     "unset.sh": (
@@ -402,7 +406,7 @@ def test_bytes_folders_and_nothing_are_refused(tmp_path):
             check_configs([tmp_path / name])
     with pytest.raises(ConfigError, match="nothing to check"):
         check_configs([])
-    with pytest.raises(ConfigError, match="no launch command"):
+    with pytest.raises(ConfigError, match="no launch commands"):
         check_configs([], ["ls"])
     script = tmp_path / "a.sh"
     script.write_text("torchrun a.py\n")

@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from batchscape.cli import main
 from batchscape.geometry import BatchGeometry
 from batchscape.interop.check import check_configs
-from batchscape.interop.write import (
-    command_line,
-    torchrun_arguments,
-    write_configs,
-)
+from batchscape.interop.write import write_configs
 
 COUNTS = st.integers(1, 64)
 
@@ -62,11 +58,11 @@ def test_every_file_says_the_geometry(tmp_path, parts, precision, clip, zero_sta
     def name(file):
         return tmp_path / file
 
-    arguments = command_line(yaml.safe_load(texts["training_arguments.yaml"]))
-    trainer = ["torchrun", *torchrun_arguments(geometry), "t.py", *arguments]
+    trainer = texts["torchrun.sh"].partition("exec ")[2].replace('"$@"', "t.py").split()
+    alone = trainer[: trainer.index("t.py") + 1]
     for files, command in (
         ([name("deepspeed.json")], trainer),
-        ([name("deepspeed.json"), name("training_arguments.yaml")], trainer[: -len(arguments)]),
+        ([name("deepspeed.json"), name("training_arguments.yaml")], alone),
         ([name("litgpt.yaml")], []),
         (
             [],

@@ -10,12 +10,12 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import dropwhile, pairwise, takewhile
+from itertools import compress, pairwise, takewhile
 from pathlib import PurePath
 
 from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
-from batchscape.interop.shell import commands_of, is_unknown
+from batchscape.interop.shell import ShellCommand, commands_of, is_unknown
 from batchscape.interop.sources import (
     FLAG_WORDS,
     KINDS,
@@ -135,8 +135,7 @@ class Job:
 def _count(text: str) -> int:
     count = as_int(text)
     if not is_count(count):
-        msg = f"must be an int from 1 to 2**63 - 1; given {text!r}"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"must be an int from 1 to 2**63 - 1; given {text!r}")
     return count
 
 
@@ -206,6 +205,8 @@ class Launch:
     job: Job = Job()
     starter: str = ""
     """The program that starts it in each task, as srun."""
+    length: str = ""
+    """The argument of the script that gives the length of a sequence."""
 
     def __bool__(self) -> bool:
         return bool(self.launcher)
@@ -241,66 +242,43 @@ def read_script(
     With `has_device_count` the user states the number of processes, so that the command need not.
     """
     job = read_job(name, text)
-    commands = [
-        (command, *launcher)
+    launches = [
+        (command, launcher)
         for command in commands_of(name, text, job.variables)
-        if (launcher := _launcher_of(command.words)) is not None
+        if (launcher := _launcher_of(command.words))
     ]
     # Plain Python in such a script mostly prepares the data.
-    launches = [found for found in commands if found[1] != "python" or _starter_of(found[2])]
-    launches = launches or commands
-    if not launches:
+    is_launch = [launcher.program != "python" or launcher.starter for _, launcher in launches]
+    launches = [*compress(launches, is_launch)] or launches
+    if len(launches) != 1:
+        lines = ", ".join(str(command.line) for command, _ in launches)
         raise ConfigError(
-            f"{name}: no launch command found (torchrun, accelerate launch, deepspeed, litgpt, "
-            "python); a configuration file is named .json, .yaml or .yml"
+            f"{name}: {len(launches) or 'no'} launch commands{f' (lines {lines})' * bool(lines)}, "
+            "and one is read (torchrun, accelerate launch, deepspeed, litgpt, python); "
+            "batchscape check-config -- COMMAND takes it alone, and a configuration file is named "
+            ".json, .yaml or .yml"
         )
-    if len(launches) > 1:
-        lines = ", ".join(str(command.line) for command, *_ in launches)
-        raise ConfigError(
-            f"{name}: {len(launches)} launch commands (lines {lines}); give the one to check: "
-            "batchscape check-config -- COMMAND"
-        )
-    ((command, launcher, before, words),) = launches
+    ((command, launcher),) = launches
     where = name if name == COMMAND_LINE else f"{name}:{command.line}"
-    options, rest = _launcher_options(words, SWITCHES[launcher].split())
-    arguments = _arguments(rest if launcher == "litgpt" else rest[1:], flags)
-    refuse_parallelism(where, options | arguments)
-    counts = arguments if launcher == "litgpt" else options
-    open_counts = {key for key in _COUNTS & counts.keys() if is_unknown(counts[key])}
-    needed = {*flags.values(), *(() if has_device_count else open_counts)}
-    _refuse_unknown(where, command.words, options | arguments, needed)
-    for key in open_counts:
-        del counts[key]
-    starter, *task_options = _starter_of(before) or [""]
-    if starter == "srun" and not (has_device_count and any(map(is_unknown, task_options))):
-        job = _with_options(f"{where} (srun)", task_options, job)
-    elif starter:
-        job = replace(job, ntasks=None, ntasks_per_node=None)
-    source = Source(f"{where} ({launcher})", options, is_text=True)
-    # The words behind -- are another command, which may run elsewhere.
-    ids = "" if "--" in rest else command.variables.get("CUDA_VISIBLE_DEVICES", "")
-    visible = ids.count(",") + 1 if re.fullmatch(r"\d+(,\s*\d+)*", ids) else None
-    facts = {} if open_counts else _processes(launcher, source, job, starter)
-    if launcher == "python" and not starter and visible == 1:
-        # With more devices the script may start processes, or spread its batches over them.
-        facts["devices"] = Fact(1, "CUDA_VISIBLE_DEVICES names", source.name)
-    others = {"switches": options.keys(), "deepspeed": options.get("deepspeed_config_file")}
-    return Launch(
-        where,
-        launcher,
-        Statement("launcher", source.name, facts, others=others),
-        _script_statement(f"{where} (script)", launcher, rest, arguments, flags),
-        _files(launcher, options, arguments, rest),
-        command.floors,
-        visible,
-        not open_counts,
-        job,
-        starter,
+    return _read_launch(
+        where, command, launcher, job, flags=flags, has_device_count=has_device_count
     )
 
 
-def _launcher_of(words: Sequence[str]) -> tuple[str, Sequence[str], Sequence[str]] | None:
-    """Return the launcher of a command, the words before it, and its options with the script.
+@dataclass(frozen=True)
+class _Launcher:
+    """The launcher of a command, with the words around it."""
+
+    program: str
+    starter: str
+    """The program before it that starts it in several tasks."""
+    task_options: Sequence[str]
+    words: Sequence[str]
+    """Its own options, the script and its arguments."""
+
+
+def _launcher_of(words: Sequence[str]) -> _Launcher | None:
+    """Return the launcher of a command; None where it has none.
 
     Skipped in front of it are srun, nohup, a Python program that starts the words behind its `--`.
     """
@@ -312,13 +290,60 @@ def _launcher_of(words: Sequence[str]) -> tuple[str, Sequence[str], Sequence[str
     behind = [one for one in matches if one.lastgroup != "python" and -1 < end < one.start()]
     match = behind[0] if behind and matches[0].lastgroup == "python" else matches[0]
     before, start = (text.count("\n", 0, at) for at in match.span())
-    return str(match.lastgroup), words[:before], words[start:]
+    names = [PurePath(word).name for word in words[:before]]
+    at = next((index for index, name in enumerate(names) if name in _STARTERS), before)
+    starter = "".join(names[at : at + 1])
+    return _Launcher(str(match.lastgroup), starter, words[at + 1 : before], words[start:])
 
 
-def _starter_of(words: Sequence[str]) -> list[str]:
-    """Return the program that starts a command in several tasks, with its options."""
-    rest = [*dropwhile(lambda word: PurePath(word).name not in _STARTERS, words)]
-    return [PurePath(word).name for word in rest[:1]] + rest[1:]
+def _read_launch(
+    name: str,
+    command: ShellCommand,
+    launcher: _Launcher,
+    job: Job,
+    *,
+    flags: Mapping[str, str],
+    has_device_count: bool,
+) -> Launch:
+    program, starter = launcher.program, launcher.starter
+    options, rest = _launcher_options(launcher.words, SWITCHES[program].split())
+    arguments = _arguments(rest if program == "litgpt" else rest[1:], flags)
+    refuse_parallelism(name, options | arguments)
+    counts = arguments if program == "litgpt" else options
+    open_counts = {key for key in _COUNTS & counts.keys() if is_unknown(counts[key])}
+    needed = {*flags.values(), *(() if has_device_count else open_counts)}
+    _refuse_unknown(name, command.words, options | arguments, needed)
+    for key in open_counts:
+        del counts[key]
+    has_open_tasks = has_device_count and any(map(is_unknown, launcher.task_options))
+    if starter == "srun" and not has_open_tasks:
+        job = _with_options(f"{name} (srun)", launcher.task_options, job)
+    elif starter:
+        job = replace(job, ntasks=None, ntasks_per_node=None)
+    source = Source(f"{name} ({program})", options, is_text=True)
+    # The words behind -- are another command, which may run elsewhere.
+    ids = "" if "--" in rest else command.variables.get("CUDA_VISIBLE_DEVICES", "")
+    visible = ids.count(",") + 1 if re.fullmatch(r"\d+(,\s*\d+)*", ids) else None
+    facts = _processes(program, source, job, starter)
+    if program == "python" and not starter and visible == 1:
+        # With more devices the script may start processes, or spread its batches over them.
+        facts["devices"] = Fact(1, "CUDA_VISIBLE_DEVICES names", source.name)
+    for key in ("devices", "nodes") if open_counts else ():
+        facts.pop(key, None)
+    others = {"switches": options.keys(), "deepspeed": options.get("deepspeed_config_file")}
+    return Launch(
+        name,
+        program,
+        Statement("launcher", source.name, facts, others=others),
+        _script_statement(f"{name} (script)", program, rest, arguments, flags),
+        _files(program, options, arguments, rest),
+        command.floors,
+        visible,
+        not open_counts,
+        job,
+        starter,
+        next((key for key in arguments if re.search(r"seq.*len|block_size", key)), ""),
+    )
 
 
 def _refuse_unknown(
@@ -386,7 +411,8 @@ def _torchrun_processes(source: Source, job: Job) -> dict[str, Fact]:
 def _deepspeed_processes(source: Source) -> dict[str, Fact]:
     include = re.search(r"^[\w.-]+:(\d+(,\d+)*)$", str(source.content.get("include")))
     if include:
-        return {"devices": Fact(include[1].count(",") + 1, "include", source.name)}
+        counts = {"nodes": 1, "devices": include[1].count(",") + 1}
+        return {name: Fact(count, "include", source.name) for name, count in counts.items()}
     nodes, each = source.fact("num_nodes", "count"), source.fact("num_gpus", "count")
     has_hosts = not source.content.keys().isdisjoint({"hostfile", "H", "include", "i"})
     return {} if nodes is None and has_hosts else _over_nodes(each, nodes)

@@ -245,6 +245,17 @@ def _unused_number(setup: Setup, _: Running) -> Findings:
             )
 
 
+def _samples_or_tokens(setup: Setup, _: Running) -> Findings:
+    """A global batch that is read in samples may count tokens."""
+    total, length = setup.launch.script.facts.get("total"), setup.launch.length
+    if total and length and total.key.isidentifier() and total.key != "global_batch_size":
+        yield (
+            "warning",
+            f"{total.stated} is read in samples, and programs with {length} may count tokens there",
+            f"if so: --flag {total.key}=global_batch_tokens --flag {length}=sequence_length",
+        )
+
+
 def _no_batch(setup: Setup, _: Running) -> Findings:
     """DeepSpeed needs one of two keys, and nothing fills in a missing key."""
     json, micro = setup.deepspeed, first_fact("micro", setup.program)
@@ -423,6 +434,7 @@ RULES: dict[str, Callable[[Setup, Running], Findings]] = {
     "accumulation": _accumulation,
     "unread-file": _unread_file,
     "unused-number": _unused_number,
+    "samples-or-tokens": _samples_or_tokens,
     "no-batch": _no_batch,
     "accumulation-missing": _accumulation_missing,
     "global-batch": _global_batch,

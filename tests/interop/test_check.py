@@ -126,10 +126,10 @@ def test_the_trainer_may_split_a_batch_over_devices(tmp_path):
         path.write_text(json.dumps({**content, "accelerator_config": {"split_batches": split}}))
         assert check_configs([path], devices=8).running.geometry.global_batch_size == batch
     path.write_text(json.dumps({**content, "accelerator_config": "accelerator.json"}))
-    with pytest.raises(ConfigError, match="accelerator_config is not read here"):
+    with pytest.raises(ConfigError, match="the name of an accelerator_config, are not read"):
         check_configs([path], devices=8)
     path.write_text(json.dumps({**content, "deepspeed": {"train_batch_size": 4}}))
-    with pytest.raises(ConfigError, match="deepspeed is not read here"):
+    with pytest.raises(ConfigError, match="a DeepSpeed JSON within"):
         check_configs([path], devices=8)
 
 
@@ -353,7 +353,6 @@ UNREADABLE = {
     "zero.json": ('{"gradient_accumulation_steps": 0}', "from 1 to .* given 0"),
     "half.json": ('{"train_batch_size": 4.5}', "must be an int .* given 4.5"),
     "true.json": ('{"train_batch_size": true}', "must be an int .* given True"),
-    "section.json": ('{"fp16": true, "zero_optimization": {}}', "fp16 must be a mapping"),
     "enabled.json": ('{"fp16": {"enabled": "often"}}', "enabled must be true or false"),
     "clip.json": ('{"gradient_clipping": -1}', "gradient_clipping must be a number of at least 0"),
     "nan.json": ('{"gradient_clipping": NaN}', "gradient_clipping must be a number of at least 0"),

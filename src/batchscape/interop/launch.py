@@ -308,7 +308,7 @@ def _read_launch(
     program, starter = launcher.program, launcher.starter
     options, rest = _launcher_options(launcher.words, SWITCHES[program].split())
     arguments = _arguments(rest if program == "litgpt" else rest[1:], flags)
-    refuse_parallelism(name, options | arguments)
+    refuse_parallelism(Source(name, options | arguments))
     counts = arguments if program == "litgpt" else options
     open_counts = {key for key in _COUNTS & counts.keys() if is_unknown(counts[key])}
     needed = {*flags.values(), *(() if has_device_count else open_counts)}

@@ -342,14 +342,14 @@ def _precision(setup: Setup, _: Running) -> Findings:
             return
     of_trainer = setup.trainer.others.get("halves", {})
     of_json = setup.deepspeed.others.get("halves", {})
-    for name, is_on in of_json.items() if setup.trainer and None not in of_trainer.values() else ():
-        if is_on not in {None, of_trainer.get(name, False)}:
+    for key, is_on in of_json.items() if setup.trainer and None not in of_trainer.values() else ():
+        if is_on not in {None, of_trainer.get(key.removesuffix(".enabled"), False)}:
             yield (
                 "error",
-                f"{setup.deepspeed.source}: {name}.enabled is {str(is_on).lower()}, and "
+                f"{setup.deepspeed.source}: {key} is {str(is_on).lower()}, and "
                 f"{setup.trainer.source} says otherwise; the Trainer refuses to start",
-                f"set {name}.enabled to {str(not is_on).lower()} in the DeepSpeed JSON, or "
-                "change the arguments",
+                f"set {key} to {str(not is_on).lower()} in the DeepSpeed JSON, or change the "
+                "arguments",
             )
 
 
@@ -358,8 +358,8 @@ def _fields_of_the_json(setup: Setup, _: Running) -> Findings:
     # One on the command line is passed on.
     switches = {"mixed_precision"} & setup.launch.statement.others.get("switches", set())
     fields = sorted({*setup.accelerate.others.get("fields_of_the_json", ())} - switches)
-    names = [one.others.get("deepspeed") for one in setup.of_accelerate]
-    if setup.deepspeed and any(names) and fields and accelerate_mode(setup).deepspeed:
+    names = {str(one.others.get("deepspeed")).lower() for one in setup.of_accelerate} - {"none"}
+    if setup.deepspeed and names and fields and accelerate_mode(setup).deepspeed:
         yield (
             "error",
             f"{setup.accelerate.source}: {', '.join(fields)} beside the DeepSpeed JSON "

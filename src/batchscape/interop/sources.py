@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ _FIELDS_OF_THE_JSON = listed_words(
     """
     gradient_accumulation_steps gradient_clipping zero_stage offload_optimizer_device
     offload_param_device offload_param_nvme_path offload_optimizer_nvme_path
-    zero3_save_16bit_model
+    zero3_save_16bit_model mixed_precision
     """
 )
 """Settings that an accelerate config must leave to the DeepSpeed JSON that it names."""
@@ -220,7 +220,6 @@ def _number_of(raw: object) -> float | None:
     return float(str(raw)) if is_number else None
 
 
-_HALVES = ("fp16", "bf16")
 _CONVERSIONS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "count": (lambda raw: raw if is_count(raw) else None, "an int from 1 to 2**63 - 1"),
     "number": (_number_of, "a number of at least 0"),
@@ -234,10 +233,11 @@ _CONVERSIONS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """Raw keys of one source; with `is_text` numbers come as text, as on a command line."""
+    """Raw values of one source; with `is_text` numbers come as text, as on a command line."""
 
     name: str
     content: Mapping[str, object]
+    """By dotted keys."""
     is_text: bool = False
 
     def fact(self, key: str, form: str, *, auto: bool = False) -> Fact | None:
@@ -246,31 +246,21 @@ class Source:
         None where it is not given; a fact without a value for "auto", where the library takes it.
         """
         raw = as_int(self.content.get(key)) if self.is_text else self.content.get(key)
-        if raw is None:
-            return None
+        is_auto = auto and raw == "auto"
         convert, rule = _CONVERSIONS[form]
-        value = None if auto and raw == "auto" else convert(raw)
-        if value is None and not (auto and raw == "auto"):
+        value = None if is_auto or raw is None else convert(raw)
+        if value is None and raw is not None and not is_auto:
             also = ' or "auto"' if auto else ""
             raise ConfigError(f"{self.name}: {key} must be {rule}{also}; given {reprlib.repr(raw)}")
-        return Fact(value, key, self.name)
+        return None if raw is None else Fact(value, key, self.name)
 
-    def is_on(self, key: str) -> bool:
-        """Return whether a flag is given and true."""
-        flag = self.fact(key, "flag")
-        return flag is not None and bool(flag.value)
-
-    def section(self, key: str) -> Source:
-        """Return the keys below one key; empty where it is not given."""
-        raw = self.content.get(key)
-        if raw is not None and not isinstance(raw, dict):
-            raise ConfigError(
-                f"{self.name}: {key} must be a mapping of settings; given {reprlib.repr(raw)}"
-            )
-        return Source(self.name, raw or {})
+    def flags(self, *keys: str, auto: bool = False) -> dict[str, bool | None]:
+        """Return the flags that are given; None stands for "auto"."""
+        facts = [self.fact(key, "flag", auto=auto) for key in keys]
+        return {fact.key: fact.value for fact in facts if fact}
 
 
-def read_file(path: Path, kind: str | None = None) -> Statement:
+def read_file(path: Path, kind: str = "") -> Statement:
     """Read a .json, .yaml or .yml file; its keys identify its kind where none is given."""
     is_json = path.suffix.lower() == ".json"
     text = read_text(path)
@@ -284,18 +274,22 @@ def read_file(path: Path, kind: str | None = None) -> Statement:
         raise ConfigError(
             f"{path}: a configuration is a mapping of keys to values, and this is not"
         )
-    kind = kind or _kind_of(content, is_json=is_json)
-    if kind is None:
-        marks = "; ".join(
-            f"{each.title}: {list_text(sorted(mark.split()), 'and')}"
-            for each in KINDS.values()
-            for mark in each.marks
+    source = Source(str(path), dict(_flat_items(content)))
+    marks = {mark: kind for kind, each in KINDS.items() for mark in each.marks}
+    keys = {*source.content, *content}
+    kinds = [kind for mark, kind in marks.items() if keys.issuperset(mark.split())]
+    # A few names are DeepSpeed's where no other is beside them; it reads JSON alone.
+    kinds += ["deepspeed"] * (is_json and bool(content) and content.keys() <= _DEEPSPEED_KEYS)
+    kind = next(iter([kind, *kinds] if kind else kinds), "")
+    if not kind:
+        tell = "; ".join(
+            f"{KINDS[kind].title}: {list_text(sorted(mark.split()), 'and')}"
+            for mark, kind in marks.items()
         )
-        raise ConfigError(f"{path}: cannot tell what file this is; keys that would tell: {marks}")
-    refuse_parallelism(str(path), content)
-    source = Source(str(path), content)
+        raise ConfigError(f"{path}: cannot tell what file this is; keys that would tell: {tell}")
+    refuse_parallelism(source)
     if kind == "deepspeed":
-        return _read_deepspeed(source)
+        return _read_deepspeed(source, map(str, content))
     return _read_accelerate(source) if kind == "accelerate" else read_program(source, kind)
 
 
@@ -306,31 +300,20 @@ _LARGEST_BYTES = 2**20
 def read_text(path: Path) -> str:
     """Return the text of a file, which is UTF-8 and not too large for a configuration."""
     try:
-        size = path.stat().st_size
-        text = "" if size > _LARGEST_BYTES else path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
+        text = content.decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        # Other bytes, or a path with a null character.
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{str(path)!r} cannot be read as text in UTF-8 ({reason})") from None
-    if size > _LARGEST_BYTES:
-        raise ConfigError(
-            f"{path}: a configuration has at most {_LARGEST_BYTES} bytes; this has {size}"
-        )
+        raise ConfigError(f"{path} cannot be read as text in UTF-8 ({reason})") from None
+    if len(content) > _LARGEST_BYTES:
+        raise ConfigError(f"{path}: a configuration has at most {_LARGEST_BYTES} bytes")
     return text
 
 
 def is_configuration(path: Path | str) -> bool:
     """Return whether a file is a mapping of settings; any other is read as commands of a shell."""
     return Path(path).suffix.lower() in {".json", ".yaml", ".yml"}
-
-
-def _kind_of(content: Mapping[str, object], *, is_json: bool) -> str | None:
-    keys = {key for key, _ in _flat_items(content)} | set(content)
-    for kind, described in KINDS.items():
-        if any(keys.issuperset(mark.split()) for mark in described.marks):
-            return kind
-    # A few names are DeepSpeed's where no other is beside them; it reads JSON alone.
-    return "deepspeed" if is_json and content and content.keys() <= _DEEPSPEED_KEYS else None
 
 
 def _flat_items(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -341,13 +324,6 @@ def _flat_items(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
             queue += ((f"{key}.{name}", inner) for name, inner in value.items())
         else:
             yield str(key), value
-
-
-def count_ids(ids: object) -> int | None:
-    """Return how many devices a list of ids names; None where there is no list."""
-    text = "" if ids is None or isinstance(ids, bool) else str(ids)
-    is_list = re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", text)
-    return len(re.findall(r"\d+", text)) if is_list else None
 
 
 def is_of_batch(key: str) -> bool:
@@ -365,17 +341,17 @@ def _last_part(key: str) -> str:
     return key.rpartition(".")[2].replace("-", "_")
 
 
-def refuse_parallelism(name: str, content: Mapping[str, object]) -> None:
-    """Refuse a size above 1 that cuts the model or a sample, in a file or a command."""
+def refuse_parallelism(source: Source) -> None:
+    """Refuse a size above 1 that cuts the model or a sample."""
     cuts = [
         f"{key} {value}"
-        for key, value in _flat_items(content)
+        for key, value in source.content.items()
         if is_parallelism(key) and is_count(size := as_int(value)) and size > 1
     ]
     if cuts:
         raise ConfigError(
-            f"{name}: {', '.join(sorted(cuts))}: the model or a sample is cut over devices, so "
-            "that they are not data-parallel ranks; only data parallelism is covered"
+            f"{source.name}: {', '.join(sorted(cuts))}: the model or a sample is cut over devices, "
+            "so that they are not data-parallel ranks; only data parallelism is covered"
         )
 
 
@@ -400,49 +376,40 @@ def _batch_of(source: Source, kind: str, flags: Mapping[str, str]) -> dict[str, 
     return facts
 
 
-def _read_deepspeed(source: Source) -> Statement:
-    halves = ((name, source.section(name).fact("enabled", "flag", auto=True)) for name in _HALVES)
-    unknown = [key for key in map(str, source.content) if key not in _DEEPSPEED_KEYS]
-    return Statement(
-        "deepspeed",
-        source.name,
-        _batch_of(source, "deepspeed", {})
-        | facts_of(clipping=source.fact("gradient_clipping", "number", auto=True)),
-        others={
-            "halves": {name: half.value for name, half in halves if half},
-            # DeepSpeed passes over keys that it does not know: each with the nearest known one.
-            "misspelt": {
-                key: near
-                for key in unknown
-                for near in near_names(key, _DEEPSPEED_KEYS, share=_NEAR)
-            },
-        },
-    )
+def _read_deepspeed(source: Source, keys: Iterable[str]) -> Statement:
+    facts = _batch_of(source, "deepspeed", {})
+    facts |= facts_of(clipping=source.fact("gradient_clipping", "number", auto=True))
+    halves = source.flags("fp16.enabled", "bf16.enabled", auto=True)
+    # DeepSpeed passes over keys that it does not know: each with the nearest known one.
+    unknown = {key: near_names(key, _DEEPSPEED_KEYS, share=_NEAR) for key in keys}
+    misspelt = {key: near[0] for key, near in unknown.items() if near and near[0] != key}
+    others = {"halves": halves, "misspelt": misspelt}
+    return Statement("deepspeed", source.name, facts, others=others)
 
 
 def _read_accelerate(source: Source) -> Statement:
     # Unquoted, NO is false in YAML.
     distributed = str(source.content.get("distributed_type") or "NO").upper()
-    mpirun = source.section("mpirun_config").content.get("mpirun_hostfile")
-    if distributed == "MEGATRON_LM" or mpirun:
-        what = "mpirun_hostfile" if mpirun else "distributed_type MEGATRON_LM"
-        raise ConfigError(f"{source.name}: {what} is not covered; only data parallelism is covered")
-    plugin = source.section("deepspeed_config")
-    json_file = plugin.content.get("deepspeed_config_file")
-    steps = plugin.fact("gradient_accumulation_steps", "count", auto=True)
+    if distributed == "MEGATRON_LM" or source.content.get("mpirun_config.mpirun_hostfile"):
+        raise ConfigError(
+            f"{source.name}: distributed_type MEGATRON_LM and mpirun_hostfile are not read; only "
+            "data parallelism is covered"
+        )
+    plugin = "deepspeed_config."
+    given = {key.removeprefix(plugin) for key in source.content if key.startswith(plugin)}
+    given |= {"mixed_precision"} & source.content.keys()
     return Statement(
         "accelerate",
         source.name,
         facts_of(
             devices=source.fact("num_processes", "count"),
             nodes=source.fact("num_machines", "count"),
-            accumulation=steps and replace(steps, key=f"deepspeed_config.{steps.key}"),
+            accumulation=source.fact(f"{plugin}gradient_accumulation_steps", "count", auto=True),
         ),
         others={
             "distributed_type": distributed,
-            "deepspeed": None if str(json_file).lower() == "none" else json_file,
-            "fields_of_the_json": sorted(_FIELDS_OF_THE_JSON & plugin.content.keys())
-            + ["mixed_precision"] * (source.content.get("mixed_precision") is not None),
+            "deepspeed": source.content.get(f"{plugin}deepspeed_config_file"),
+            "fields_of_the_json": given & _FIELDS_OF_THE_JSON,
         },
     )
 
@@ -454,10 +421,6 @@ def read_program(source: Source, kind: str, flags: Mapping[str, str] | None = No
         raise ConfigError(
             f"{source.name}: batching_strategy {strategy} fills a batch by tokens, not by samples"
         )
-    is_trainer = kind in {"trainer", "axolotl"}
-    others = _switches_of(source, kind) if is_trainer else {}
-    if not is_trainer:
-        source = replace(source, content=dict(_flat_items(source.content)))
     facts = _batch_of(source, kind, flags or {})
     if kind == "litgpt":
         # LitGPT's `devices` are those of one node.
@@ -466,30 +429,29 @@ def read_program(source: Source, kind: str, flags: Mapping[str, str] | None = No
         facts |= facts_of(devices=devices, nodes=source.fact("num_nodes", "count"))
     used = {key for fact in facts.values() for key in fact.key.split()}
     unused = (
-        Fact(value, str(key), source.name)
+        Fact(value, key, source.name)
         for key, value in source.content.items()
-        if is_of_batch(str(key)) and str(key) not in used and re.search("[1-9]", str(value))
+        if is_of_batch(key) and key not in used and re.search("[1-9]", str(value))
     )
     facts |= facts_of(clipping=source.fact("max_grad_norm", "number"))
+    others = _switches_of(source, kind) if kind in {"trainer", "axolotl"} else {}
     return Statement(kind, source.name, facts, tuple(unused), others)
 
 
 def _switches_of(source: Source, kind: str) -> dict[str, Any]:
     """Return what changes the meaning of `TrainingArguments`, and their DeepSpeed JSON."""
-    deepspeed, config = (source.content.get(key) for key in ("deepspeed", "accelerator_config"))
-    if isinstance(deepspeed, dict) or (isinstance(config, str) and config):
-        key = "deepspeed" if isinstance(deepspeed, dict) else "accelerator_config"
+    has_json = any(key.startswith("deepspeed.") for key in source.content)
+    if has_json or source.content.get("accelerator_config"):
         raise ConfigError(
-            f"{source.name}: {key} is not read here, and may decide what a batch is; write a "
-            "DeepSpeed JSON into a file, and accelerator_config into the arguments' file"
+            f"{source.name}: a DeepSpeed JSON within, and the name of an accelerator_config, are "
+            "not read, and may decide what a batch is; write the one into a file, and the other "
+            "into the file of arguments"
         )
-    place = source.section("accelerator_config") if config else source
-    # axolotl asks the device.
-    is_axolotl = kind == "axolotl"
-    halves = ((name, source.fact(name, "flag", auto=is_axolotl)) for name in _HALVES)
+    split = source.flags("split_batches", "accelerator_config.split_batches")
     return {
-        "halves": {name: half.value for name, half in halves if half},
-        "split_batches": place.is_on("split_batches"),
-        "auto_find_batch_size": source.is_on("auto_find_batch_size"),
-        "deepspeed": deepspeed,
+        # axolotl asks the device.
+        "halves": source.flags("fp16", "bf16", auto=kind == "axolotl"),
+        "split_batches": any(split.values()),
+        "auto_find_batch_size": any(source.flags("auto_find_batch_size").values()),
+        "deepspeed": source.content.get("deepspeed"),
     }

@@ -398,14 +398,12 @@ def _torchrun_processes(source: Source, job: Job) -> dict[str, Fact]:
             f"{source.name}: nnodes {least}:{most} lets the number of nodes change, and the global "
             "batch with it; give one number"
         )
-    nodes = replace(source, content={"nnodes": least}).fact("nnodes", "count")
-    raw = source.content.get("nproc_per_node")
-    # Counted on the machine when it starts.
-    if raw in {"auto", "gpu"} and job.gpus_on_node:
-        each = Fact(job.gpus_on_node, f"nproc_per_node {raw}: GPUs of the job", source.name)
-        return _over_nodes(each, nodes)
-    is_open = raw in {"auto", "cpu", "gpu", "xpu"}
-    return _over_nodes(None if is_open else source.fact("nproc_per_node", "count"), nodes)
+    each = source.content.get("nproc_per_node")
+    if each in {"auto", "cpu", "gpu", "xpu"}:
+        # Counted on the machine when it starts.
+        each = job.gpus_on_node if each in {"auto", "gpu"} else None
+    source = replace(source, content={"nnodes": least, "nproc_per_node": each})
+    return _over_nodes(source.fact("nproc_per_node", "count"), source.fact("nnodes", "count"))
 
 
 def _deepspeed_processes(source: Source) -> dict[str, Fact]:
@@ -454,10 +452,10 @@ def _files(
     launcher: str, options: Mapping[str, str], arguments: Mapping[str, str], rest: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Return the configurations that a command names, with their kinds."""
-    files = [(options[key], _FILES[key]) for key in _FILES if options.get(key)]
     keys = ("config",) if launcher == "litgpt" else ("deepspeed", "deepspeed_config")
-    stated = ((arguments.get(key, ""), _FILES[key]) for key in keys)
-    files += [(name, kind) for name, kind in stated if is_configuration(name)]
+    names = {key: arguments.get(key, "") for key in keys}
+    names = {key: name for key, name in names.items() if is_configuration(name)}
+    files = [(name, _FILES[key]) for key, name in (options | names).items() if key in _FILES]
     if launcher != "litgpt" and len(rest) == 2 and is_configuration(rest[1]):
         # transformers' own parser takes one file in place of all arguments.
         files.append((rest[1], ""))
@@ -492,10 +490,11 @@ def _arguments(words: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]
         if word.startswith("--") or is_short or (equals and re.match(r"[+\w]", name)):
             takes_next = not equals and not following.startswith("--")
             arguments[_option_name(name)] = following if takes_next else value
-    for name in set(flags.values()) - arguments.keys():
-        present = ", ".join(f"--{option}" for option in arguments) or "none"
+    missing = [f"--{name}" for name in flags.values() if name not in arguments]
+    if missing:
+        present = ", ".join(f"--{name}" for name in arguments) or "none"
         raise ConfigError(
-            f"--flag names --{name}, which the command does not have; it has {present}"
+            f"--flag names {missing[0]}, which the command does not have; it has {present}"
         )
     return arguments
 

@@ -103,8 +103,8 @@ def gather(
     order = (arguments, file) if states_batch or is_litgpt else (file, arguments)
     programs = tuple(one for one in order if one and one is not unread)
     for statement in (*programs, read.statements["accelerate"]):
-        name, known = str(statement.others.get("deepspeed")), read.statements["deepspeed"].source
-        if name.endswith(".json") and Path(name).name != Path(known).name:
+        name, first = str(statement.others.get("deepspeed")), read.statements["deepspeed"].source
+        if name.endswith(".json") and Path(name).name != Path(first).name:
             read.named(name, "deepspeed", Path(statement.source).parent)
     return Setup(
         launch,

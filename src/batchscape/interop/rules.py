@@ -291,12 +291,13 @@ def _global_batch(setup: Setup, running: Running) -> Findings:
     product = math.prod(fact.value for fact in factors)
     geometry, total = running.geometry, first_fact("total", setup.deepspeed, *setup.programs)
     if running.refusal:
-        stated = ", ".join(fact.origin for fact in (running.total, *factors) if fact)
+        origins = ", ".join(fact.origin for fact in (running.total, *factors) if fact)
         nearest = ", ".join(map(str, running.refusal.nearest))
         would_work = f"; devices x micro-batch x accumulation that would work: {nearest}"
         yield (
             "error",
-            f"{stated}: {str(running.refusal).partition('; given')[0]}{_litgpt_remainder(running)}",
+            f"{origins}: {str(running.refusal).partition('; given')[0]}"
+            + _litgpt_remainder(running),
             "change one of the numbers" + would_work * bool(nearest),
         )
     elif geometry and total and geometry.global_batch_size != total.value:
@@ -375,8 +376,7 @@ def _clipping(setup: Setup, running: Running) -> Findings:
     norm = first_fact("clipping", program)
     if setup.trainer and not norm:
         norm = Fact(1.0, "max_grad_norm (default)", program.source)
-    stated = json.facts.get("clipping")
-    if json and norm and not stated and norm.value != 1.0:
+    if json and norm and norm.value != 1.0 and not json.states("clipping"):
         yield (
             "error",
             f"{json.source}: has no gradient_clipping, so DeepSpeed clips at its default of 1.0, "

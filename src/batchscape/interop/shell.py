@@ -127,10 +127,10 @@ class _Script:
         """Carry out assignments, or yield the command; what it is joined by makes it uncertain."""
         heads = list(takewhile(_ASSIGNMENT.match, texts))
         rest = texts[len(heads) :]
-        words = [word for text in rest for word in self._words(text, whole=rest[0] == "export")]
+        words = [word for text in rest for word in self._words(text, is_whole=rest[0] == "export")]
         before = dict(self.variables)
         for head in heads:
-            self._assign(*self._words(head, whole=True))
+            self._assign(*self._words(head, is_whole=True))
         if not words:
             if heads and beside:
                 raise self._refusal(f"an assignment beside {beside}")
@@ -156,9 +156,9 @@ class _Script:
         is_appended = text.startswith(f"{name}+=")
         self.variables[name] = self.variables.get(name, "") * is_appended + value
 
-    def _words(self, text: str, *, whole: bool = False) -> list[str]:
+    def _words(self, text: str, *, is_whole: bool = False) -> list[str]:
         """Expand one word of the script: blanks in unquoted values end words unless it is whole."""
-        hidden = _HIDDEN if whole else _QUOTES
+        hidden = _HIDDEN if is_whole else _QUOTES
 
         def expanded(piece: re.Match[str]) -> str:
             if piece["value"]:

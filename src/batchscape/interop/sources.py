@@ -396,8 +396,8 @@ def _read_accelerate(source: Source) -> Statement:
             "data parallelism is covered"
         )
     plugin = "deepspeed_config."
-    given = {key.removeprefix(plugin) for key in source.content if key.startswith(plugin)}
-    given |= {"mixed_precision"} & source.content.keys()
+    fields = {key.removeprefix(plugin) for key in source.content if key.startswith(plugin)}
+    fields |= {"mixed_precision"} & source.content.keys()
     return Statement(
         "accelerate",
         source.name,
@@ -409,7 +409,7 @@ def _read_accelerate(source: Source) -> Statement:
         others={
             "distributed_type": distributed,
             "deepspeed": source.content.get(f"{plugin}deepspeed_config_file"),
-            "fields_of_the_json": given & _FIELDS_OF_THE_JSON,
+            "fields_of_the_json": fields & _FIELDS_OF_THE_JSON,
         },
     )
 
@@ -427,11 +427,11 @@ def read_program(source: Source, kind: str, flags: Mapping[str, str] | None = No
         is_counted = source.content.get("devices") != "auto"
         devices = source.fact("devices", "count") if is_counted else None
         facts |= facts_of(devices=devices, nodes=source.fact("num_nodes", "count"))
-    used = {key for fact in facts.values() for key in fact.key.split()}
+    read = {key for fact in facts.values() for key in fact.key.split()}
     unused = (
         Fact(value, key, source.name)
         for key, value in source.content.items()
-        if is_of_batch(key) and key not in used and re.search("[1-9]", str(value))
+        if is_of_batch(key) and key not in read and re.search("[1-9]", str(value))
     )
     facts |= facts_of(clipping=source.fact("max_grad_norm", "number"))
     others = _switches_of(source, kind) if kind in {"trainer", "axolotl"} else {}

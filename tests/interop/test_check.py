@@ -125,6 +125,7 @@ def test_the_trainer_may_split_a_batch_over_devices(tmp_path):
     for split, batch in ((False, 256), (True, 32)):
         path.write_text(json.dumps({**content, "accelerator_config": {"split_batches": split}}))
         assert check_configs([path], devices=8).running.geometry.global_batch_size == batch
+    assert check_configs([path], devices=3).running.geometry is None, "16 do not divide over 3"
     path.write_text(json.dumps({**content, "accelerator_config": "accelerator.json"}))
     with pytest.raises(ConfigError, match="the name of an accelerator_config, are not read"):
         check_configs([path], devices=8)
@@ -244,6 +245,7 @@ NAMES = {
     "litgpt pretrain x --devices 3": None,
     "litgpt pretrain x --devices 2 --train.global_batch_size 8": None,
     "torchrun --nproc_per_node 8 t.py --micro_batch_size 4 --global_batch_size 64": 64,
+    "accelerate launch --cpu t.py --train_batch_size 4 --gradient_accumulation_steps 2": 8,
     "torchrun --nproc_per_node 8 t.py --micro_batch_size 4 --gradient_accumulation_steps 2": 64,
 }
 
@@ -347,6 +349,7 @@ UNREADABLE = {
         "train: {global_batch_size: 64, micro_batch_size: 4}",
         "cannot tell what file this is",
     ),
+    "auto.yaml": ("per_device_train_batch_size: auto", "must be an int .*'auto'"),
     "text.json": ('{"train_batch_size": "many"}', "train_batch_size must be an int .*'many'"),
     "quoted.json": ('{"train_batch_size": "32"}', "train_batch_size must be an int .*'32'"),
     "negative.json": ('{"train_batch_size": -4}', "from 1 to .* given -4"),

@@ -78,6 +78,18 @@ CASES = {
             ("error", "fields-of-the-json", "mixed_precision beside"),
         ],
     ),
+    "precision of the command beside the json": (
+        f"{ACCELERATE} --mixed_precision fp16 {SCRIPT}",
+        {},
+        {"mixed_precision": "fp16", **PLUGIN},
+        [],
+    ),
+    "fields beside no json": (
+        f"{ACCELERATE} {TRAINER} --deepspeed ds.json",
+        {},
+        {"deepspeed_config": {"zero_stage": 1, "deepspeed_config_file": "none"}},
+        [],
+    ),
     "precision that the json switches off": (
         f"{TORCHRUN} {TRAINER} --deepspeed ds.json --bf16",
         {"bf16": {"enabled": False}},

@@ -62,6 +62,8 @@ SCRIPTS = [
     'X=3\nlaunch "\\$X" "\\\\$X" "$X\\$X"',
     "A=1 B=2\n\nA=3 launch $A$B; launched=$A",
     "launch a > /dev/stdout b",
+    "A=1\nA=3 true\nlaunch $A",
+    "A='2*3'\nlaunch $((12 / A))",
     "X=\nlaunch ${X:-3} ${Y:-${X:-2}}",
     "launch a \\\n",
     "launch ${Q:-d e} \"${Q:-d e}\" x${Q:-'a'}",

@@ -177,6 +177,14 @@ def test_a_launcher_on_the_first_node_alone_is_a_warning(tmp_path):
     assert (finding.rule, finding.severity) == ("job-nodes", "error")
 
 
+@pytest.mark.parametrize("starter", ["", "mpirun -np 4 "])
+def test_tasks_of_the_job_are_those_of_srun_alone(starter, tmp_path):
+    job = directives("--ntasks-per-node=4")
+    assert checked(tmp_path, f"{job}{starter}python {BATCH}").running.devices is None
+    command = f"{job}{starter}torchrun --nproc_per_node=2 {BATCH}"
+    assert checked(tmp_path, command).findings == ()
+
+
 def test_a_variable_that_no_line_gives_is_named(tmp_path):
     text = directives("--gpus=8") + f"torchrun --nnodes=$SLURM_NNODES {BATCH}"
     words = r"--nnodes \$\{SLURM_NNODES\} is only running .* in its #SBATCH lines"
@@ -219,6 +227,11 @@ ACC = "acc=gradient_accumulation_steps"
         ("python t.py --bs 1 --bs 5 --acc 2", ("bs=micro_batch_size", ACC), (5, 2)),
         # A known name counts where no flag says otherwise, and one that a flag takes does not.
         ("python t.py --micro_batch_size 3 --acc 2", (ACC,), (3, 2)),
+        (
+            "python t.py --micro_batch_size 24 --acc 4",
+            ("micro-batch-size=global_batch_size", ACC),
+            (3, 4),
+        ),
         (
             "python t.py --train_batch_size 24 --micro_batch_size 3",
             ("train_batch_size=global_batch_size",),

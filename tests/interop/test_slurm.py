@@ -7,7 +7,7 @@ import pytest
 from batchscape.cli import main
 from batchscape.errors import ConfigError
 from batchscape.interop.check import check_configs
-from batchscape.interop.launch import Job, read_job
+from batchscape.interop.slurm import Job, read_job
 
 
 def directives(*options):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise
 from pathlib import PurePath
 
@@ -98,7 +98,7 @@ class Launch:
     """Devices that CUDA_VISIBLE_DEVICES names."""
     is_counted: bool = True
     """False where only running it would tell how many processes start."""
-    job: Job = Job()
+    job: Job = field(default_factory=Job)
     starter: str = ""
     """The program that starts it in each task, as srun."""
     length: str = ""

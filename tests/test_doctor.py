@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from importlib import metadata
 from types import SimpleNamespace
@@ -34,9 +31,9 @@ def test_the_whole_examination_of_this_machine(tmp_path, monkeypatch, capsys) ->
     assert lines["gloo"]["status"] == "ok"
     assert lines["memory"]["detail"].startswith(f"{psutil.virtual_memory().total / 2**30:.1f} GiB")
     for line in answer["findings"]:
-        assert line["status"] in {"ok", "missing", "broken", "not needed"}
+        assert line["status"] in {"ok", "missing", "broken"}
         assert "Traceback" not in line["detail"]
-        assert line["repair"] or line["status"] in {"ok", "not needed"}
+        assert line["repair"] or line["status"] == "ok"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -100,30 +97,17 @@ def test_a_child_that_fails_says_why(code, message, tmp_path, monkeypatch) -> No
 
 
 @pytest.mark.slow
-def test_a_child_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch) -> None:
+def test_a_child_that_hangs_is_killed(tmp_path, monkeypatch) -> None:
     (tmp_path / "torch.py").write_text(
         "import os, pathlib, time\n"
-        "other = os.fork()\n"
-        f"pathlib.Path({str(tmp_path)!r}, f'pid-{{os.getpid()}}').touch()\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'pid').write_text(str(os.getpid()))\n"
         "time.sleep(600)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(doctor, "_ANSWER_S", 10)
     with pytest.raises(RuntimeError, match="no answer within 10 s"):
         ask("torch")
-    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
-    assert len(pids) == 2
-    deadline = time.monotonic() + 30
-    while any(_lives(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.slow
@@ -135,35 +119,9 @@ def test_gloo_that_cannot_meet_is_an_obstacle(monkeypatch) -> None:
     assert "nothere0" in finding.detail
 
 
-@pytest.mark.slow
-def test_gloo_ends_with_its_first_rank_though_the_second_has_not_begun() -> None:
-    """As on a busy machine: it would look for a store that is gone, for minutes."""
-    late = """if True:
-        import os, time
-        fork = os.fork
-        def forked():
-            other = fork()
-            if not other:
-                time.sleep(3)
-            return other
-        os.fork = forked
-        from batchscape.doctor import QUESTIONS
-        QUESTIONS["gloo"]()
-    """
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "nothere0"}
-    # It ends once every process has let go of its streams.
-    done = subprocess.run(
-        [sys.executable, "-c", late], env=environment, capture_output=True, timeout=60, check=False
-    )
-    assert b"nothere0" in done.stderr
-
-
 def torch_answer(**changes) -> dict[str, object]:
-    cpu = {"version": "2.13.0", "cuda_build": None, "nccl": False, "devices": [], "problem": None}
+    cpu = {"version": "2.13.0", "cuda_build": None, "devices": [], "problem": None}
     return cpu | changes
-
-
-DEVICE = "H200, 140 GiB, compute capability 9.0"
 
 
 @pytest.mark.parametrize(
@@ -172,9 +130,7 @@ DEVICE = "H200, 140 GiB, compute capability 9.0"
         (torch_answer(), 0, set()),
         (torch_answer(), 1, {"CUDA"}),
         (torch_answer(cuda_build="13.0", problem="driver too old"), 2, {"CUDA"}),
-        (torch_answer(cuda_build="13.0", devices=[DEVICE] * 2, nccl=True), 2, set()),
-        (torch_answer(cuda_build="12.6", devices=[DEVICE]), 1, set()),
-        (torch_answer(cuda_build="12.6", devices=[DEVICE] * 2), 2, {"NCCL"}),
+        (torch_answer(cuda_build="13.0", devices=["H200, 140 GiB"] * 2), 2, set()),
     ],
 )
 def test_what_follows_from_the_build_of_torch(answer, in_driver, obstacles, monkeypatch) -> None:
@@ -182,7 +138,6 @@ def test_what_follows_from_the_build_of_torch(answer, in_driver, obstacles, monk
     machine = Machine(2, "cpu", tuple(range(in_driver)))
     findings = {finding.what: finding for finding in doctor.torch_and_devices(machine)}
     assert {what for what, finding in findings.items() if finding.is_obstacle} == obstacles
-    assert ("NCCL" in findings) == (bool(answer["devices"]) and not answer["nccl"])
     assert "CUDA 0" in findings or not answer["devices"]
     if "CUDA" in findings:
         assert (answer["problem"] or "knows no CUDA") in findings["CUDA"].detail
@@ -202,7 +157,7 @@ def test_shared_memory_that_is_small_is_told_with_what_enlarges_it(tmp_path, mon
     (enough,) = doctor.shared_memory()
     assert (enough.status, enough.detail) == ("ok", f"4.00 GiB, 3.00 free, {tmp_path}")
     monkeypatch.setattr(doctor, "_SHARED", tmp_path / "nowhere")
-    assert doctor.shared_memory()[0].status == "not needed"
+    assert doctor.shared_memory() == []
 
 
 def test_disks_that_are_full_or_cannot_be_written_to(tmp_path, monkeypatch) -> None:
@@ -232,7 +187,7 @@ def test_devices_whose_driver_tells_nothing_are_an_obstacle_as_they_are_to_a_swe
     monkeypatch.setattr(pynvml, "nvmlInit", start)
     monkeypatch.setattr("batchscape.cuda_devices._DEVICE_FILES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert doctor.driver(Machine.detect())[0].status == "not needed"
+    assert "runs use CPU cores" in doctor.driver(Machine.detect())[0].detail
     (tmp_path / "nvidia3").touch()  # a container's only device need not be the first
     (finding,) = doctor.driver(Machine.detect())
     assert finding.is_obstacle
@@ -257,5 +212,4 @@ def test_cuda_devices_are_found_as_torch_sees_them() -> None:
         line = findings[f"CUDA {index}"]
         assert line.status == "ok"
         assert torch.cuda.get_device_name(index) in line.detail
-    assert "NCCL" not in findings
     assert doctor.driver(machine)[0].status == "ok"

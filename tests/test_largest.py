@@ -5,40 +5,33 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.geometry import enumerate_geometries
-from batchscape.probe import TriedMicroBatch, seek_largest
+from batchscape.probe import seek_largest
 
 
-def cuts(global_batch_size):
-    return enumerate_geometries(global_batch_size, data_parallel_sizes=[1])
+def search(count, largest, guess):
+    """Search where the candidates up to position `largest` fit; return what was tried too."""
+    tried = []
+
+    def fits(position):
+        tried.append(position)
+        return position <= largest
+
+    return seek_largest(count, guess, fits), tried
 
 
-def search(candidates, largest, guess):
-    """Search where the candidates up to position `largest` fit."""
-
-    def train(geometry):
-        return TriedMicroBatch(geometry, candidates.index(geometry) <= largest)
-
-    return seek_largest(candidates, guess, train)
-
-
-@given(data=st.data(), batch=st.integers(1, 720))
-def test_finds_the_boundary_whatever_is_expected(data, batch):
-    candidates = cuts(batch)
-    count = len(candidates)
+@given(data=st.data(), count=st.integers(1, 60))
+def test_finds_the_boundary_whatever_is_expected(data, count):
     largest = data.draw(st.integers(-1, count - 1))
-    attempts = search(candidates, largest, data.draw(st.none() | st.integers(-1, count - 1)))
-    fitting = [candidates.index(attempt.geometry) for attempt in attempts if attempt.fits]
-    failing = [candidates.index(attempt.geometry) for attempt in attempts if not attempt.fits]
+    guess = data.draw(st.none() | st.integers(-1, count - 1))
+    answer, tried = search(count, largest, guess)
+    assert answer == largest
     # The two neighbours of the boundary were both tried, and nothing twice.
-    assert max(fitting, default=-1) == largest
-    assert min(failing, default=count) == largest + 1
-    assert len({attempt.geometry for attempt in attempts}) == len(attempts)
-    assert len(attempts) <= 2 + math.ceil(math.log2(count + 1))
+    assert {position for position in (largest, largest + 1) if 0 <= position < count} <= {*tried}
+    assert len({*tried}) == len(tried)
+    assert len(tried) <= 2 + math.ceil(math.log2(count + 1))
 
 
-@given(data=st.data(), batch=st.integers(1, 720))
-def test_a_right_expectation_takes_two_trainings(data, batch):
-    candidates = cuts(batch)
-    largest = data.draw(st.integers(-1, len(candidates) - 1))
-    assert len(search(candidates, largest, largest)) <= 2
+@given(data=st.data(), count=st.integers(1, 60))
+def test_a_right_expectation_takes_two_trainings(data, count):
+    largest = data.draw(st.integers(-1, count - 1))
+    assert len(search(count, largest, largest)[1]) <= 2

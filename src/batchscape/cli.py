@@ -289,14 +289,14 @@ def _probe(arguments: list[str]) -> int:
     grid = _compose([argument for argument in arguments if argument != "--json"], "probe")
     if grid is None:
         return 0
-    from batchscape.probe import as_json, probe, show_answer
+    from batchscape.probe import probe, show_answer
 
     console = _console() if as_text else _console(stderr=True)
     answer = probe(grid, _machine_here(grid), console)
     if as_text:
         show_answer(console, answer)
     else:
-        sys.stdout.write(as_json(answer) + "\n")
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     return 0
 
 

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -47,8 +46,8 @@ _LEAST_SHARED_GIB = 1.0
 troubleshooting of the NCCL user guide."""
 _ANSWER_S = 60.0
 _TORCH_INSTALL = "install torch for this driver: https://pytorch.org/get-started/locally"
-FindingStatus = Literal["ok", "missing", "broken", "not needed"]
-_STYLES = {"ok": "green", "missing": "yellow", "broken": "red", "not needed": "dim"}
+FindingStatus = Literal["ok", "missing", "broken"]
+_STYLES = {"ok": "green", "missing": "yellow", "broken": "red"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Finding:
 
     what: str
     status: FindingStatus
-    """`missing`: not installed; `broken`: installed, and does not work; `not needed`: of no use."""
+    """`missing`: not there; `broken`: there, and does not work."""
     detail: str
     repair: str | None = None
     """How to install or repair it, mostly a command."""
@@ -125,51 +124,55 @@ def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {first}".rstrip(": ")
 
 
+def _room(
+    what: str, amount: str, free_gib: float, least_gib: float, repair: str, *, needed: bool = True
+) -> Finding:
+    """Say whether there is enough memory or disk."""
+    if free_gib >= least_gib:
+        return Finding(what, "ok", amount, needed=needed)
+    return Finding(what, "broken", f"{amount}: less than {least_gib:g} GiB", repair, needed=needed)
+
+
 def processor(machine: Machine) -> list[Finding]:
     """Examine cores and memory."""
     cores = f"{machine.cpu_cores} usable of {psutil.cpu_count()} logical, {machine.cpu_name}"
     memory = psutil.virtual_memory()
     free = memory.available / GIB
-    detail = f"{memory.total / GIB:.1f} GiB, {free:.1f} free"
-    cpu = Finding("CPU cores", "ok", cores, needed=True)
-    if free >= _LEAST_MEMORY_GIB:
-        return [cpu, Finding("memory", "ok", detail, needed=True)]
-    repair = f"free {_LEAST_MEMORY_GIB:g} GiB: two ranks and their server need that"
-    return [cpu, Finding("memory", "broken", detail, repair, needed=True)]
+    amount = f"{memory.total / GIB:.1f} GiB, {free:.1f} free"
+    repair = "free some: two ranks and their server need that"
+    return [
+        Finding("CPU cores", "ok", cores, needed=True),
+        _room("memory", amount, free, _LEAST_MEMORY_GIB, repair),
+    ]
 
 
 def shared_memory() -> list[Finding]:
     """Examine the memory by which loader workers pass samples, and NCCL without peer access."""
-    what = "shared memory"
     if not _SHARED.is_dir():
-        return [Finding(what, "not needed", f"no {_SHARED} on this system")]
+        return []
     usage = shutil.disk_usage(_SHARED)
-    detail = f"{usage.total / GIB:.2f} GiB, {usage.free / GIB:.2f} free, {_SHARED}"
-    if usage.free / GIB >= _LEAST_SHARED_GIB:
-        return [Finding(what, "ok", detail)]
+    amount = f"{usage.total / GIB:.2f} GiB, {usage.free / GIB:.2f} free, {_SHARED}"
     repair = (
         "docker run --shm-size=8g (or --ipc=host), or room there; loader.workers=0 and a single "
         "device do without"
     )
-    return [Finding(what, "broken", f"{detail}: little for loader workers and NCCL", repair)]
+    free = usage.free / GIB
+    return [_room("shared memory", amount, free, _LEAST_SHARED_GIB, repair, needed=False)]
 
 
 def disk(outputs: Path) -> list[Finding]:
     """Examine the disks that sweeps and prepared data are written to."""
-    places = {
-        "disk of outputs": (outputs, "give a sweep_dir on another disk"),
-        "disk of the cache": (cache_folder(), "set XDG_CACHE_HOME to another disk"),
-    }
     findings = []
-    for what, (path, repair) in places.items():
+    for what, path, repair in (
+        ("disk of outputs", outputs, "give a sweep_dir on another disk"),
+        ("disk of the cache", cache_folder(), "set XDG_CACHE_HOME to another disk"),
+    ):
         place = _nearest_existing(path)
         free = shutil.disk_usage(place).free / GIB
-        detail = f"{free:.1f} GiB free, {place}"
-        is_usable = free >= _LEAST_DISK_GIB
+        amount = f"{free:.1f} GiB free, {place}"
         if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-            is_usable, detail = False, f"{place} cannot be written to"
-        status: FindingStatus = "ok" if is_usable else "broken"
-        findings.append(Finding(what, status, detail, None if is_usable else repair, needed=True))
+            free, amount = 0.0, f"{place} cannot be written to"
+        findings.append(_room(what, amount, free, _LEAST_DISK_GIB, repair))
     return findings
 
 
@@ -180,20 +183,18 @@ def _nearest_existing(path: Path) -> Path:
 
 def driver(machine: Machine) -> list[Finding]:
     """Examine the devices of the driver that a sweep would take."""
-    what = "CUDA_VISIBLE_DEVICES"
-    if machine.asked_for_mig:
-        repair = "name whole devices, or use launcher.device=cpu"
-        return [Finding(what, "broken", "it names a slice (MIG)", repair, needed=True)]
-    if machine.cuda_problem is not None:
-        problem, _, repair = machine.cuda_problem.partition("; ")
-        return [Finding("CUDA driver", "broken", problem, repair, needed=True)]
-    if machine.accelerator_problem is not None:
-        problem, _, repair = machine.accelerator_problem.partition("; ")
-        return [Finding("accelerator", "broken", problem, repair, needed=True)]
+    mig = "it names a slice (MIG); name whole devices, or use launcher.device=cpu"
+    for what, problem in (
+        ("CUDA_VISIBLE_DEVICES", mig if machine.asked_for_mig else None),
+        ("CUDA driver", machine.cuda_problem),
+        ("accelerator", machine.accelerator_problem),
+    ):
+        if problem is not None:
+            detail, _, repair = problem.partition("; ")
+            return [Finding(what, "broken", detail, repair, needed=True)]
     count = len(machine.cuda_devices)
-    if not count:
-        return [Finding("CUDA driver", "not needed", "no device: runs use CPU cores")]
-    return [Finding("CUDA driver", "ok", f"{count} devices are visible", needed=True)]
+    detail = f"{count} devices are visible" if count else "no device: runs use CPU cores"
+    return [Finding("CUDA driver", "ok", detail, needed=True)]
 
 
 def torch_and_devices(machine: Machine) -> list[Finding]:
@@ -204,19 +205,14 @@ def torch_and_devices(machine: Machine) -> list[Finding]:
         return [Finding("torch", "broken", str(error), _TORCH_INSTALL, needed=True)]
     kind = f"CUDA {build['cuda_build']}" if build["cuda_build"] else "CPU only"
     findings = [Finding("torch", "ok", f"{build['version']} ({kind})", needed=True)]
-    devices = build["devices"]
-    if machine.cuda_devices and not devices:
+    for index, device in enumerate(build["devices"]):
+        findings.append(Finding(f"CUDA {index}", "ok", device, needed=True))
+    if machine.cuda_devices and not build["devices"]:
         detail = (
             f"{len(machine.cuda_devices)} visible to the driver, none to torch: "
             f"{build['problem'] or 'this build of torch knows no CUDA'}"
         )
-        return [*findings, Finding("CUDA", "broken", detail, _TORCH_INSTALL, needed=True)]
-    for index, device in enumerate(devices):
-        findings.append(Finding(f"CUDA {index}", "ok", device, needed=True))
-    if devices and not build["nccl"]:
-        several = len(devices) > 1
-        lacking = Finding("NCCL", "missing", "not in this torch", _TORCH_INSTALL, needed=several)
-        findings.append(lacking)
+        findings.append(Finding("CUDA", "broken", detail, _TORCH_INSTALL, needed=True))
     return findings
 
 
@@ -260,90 +256,66 @@ def ask(question: str) -> dict[str, Any]:
     A RuntimeError has the last line of a process that gave none.
     """
     # -P: a module in the current folder must not stand in for one of a library.
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", "batchscape.doctor", question],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            printed, errors = process.communicate(timeout=_ANSWER_S)
-        except subprocess.TimeoutExpired:
-            msg = f"no answer within {_ANSWER_S:g} s"
-            raise RuntimeError(msg) from None
-        finally:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+    command = [sys.executable, "-P", "-m", "batchscape.doctor", question]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        msg = f"no answer within {_ANSWER_S:g} s"
+        raise RuntimeError(msg) from None
     with suppress(ValueError, IndexError):
-        answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         if "error" not in answer:
             return answer
         raise RuntimeError(answer["error"])
-    code = process.returncode
+    code = done.returncode
     ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    raise RuntimeError((errors.strip().splitlines() or [ending])[-1])
+    raise RuntimeError((done.stderr.strip().splitlines() or [ending])[-1])
 
 
 def _torch_build() -> dict[str, Any]:
     import torch
 
-    answer: dict[str, Any] = {
-        "version": torch.__version__,
-        "cuda_build": torch.version.cuda,
-        "nccl": torch.distributed.is_nccl_available(),
-        "devices": [],
-        "problem": None,
-    }
-    if torch.version.cuda is None:
-        return answer
+    answer = {"version": torch.__version__, "cuda_build": torch.version.cuda}
+    devices: list[str] = []
+    problem = None
     try:
-        torch.cuda.init()
+        if torch.version.cuda is not None:
+            torch.cuda.init()
+            for index in range(torch.cuda.device_count()):
+                device = torch.cuda.get_device_properties(index)
+                lacks = "" if device.major >= 8 else ", no bfloat16"
+                devices.append(f"{device.name}, {device.total_memory / GIB:.0f} GiB{lacks}")
     except Exception as error:  # noqa: BLE001  (drivers fail in many ways)
-        return answer | {"problem": str(error).splitlines()[0]}
-    devices = []
-    for index in range(torch.cuda.device_count()):
-        device = torch.cuda.get_device_properties(index)
-        with torch.cuda.device(index):
-            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        devices.append(
-            f"{device.name}, {device.total_memory / GIB:.0f} GiB, compute capability "
-            f"{device.major}.{device.minor}{'' if has_bfloat16 else ', no bfloat16'}"
-        )
-    return answer | {"devices": devices}
+        problem = str(error).splitlines()[0]
+    return answer | {"devices": devices, "problem": problem}
 
 
 def _gloo_group() -> dict[str, Any]:
-    """Form a group of two ranks, sum a number over them."""
+    """Form a group of two ranks, which are threads here, and sum a number over them."""
     import torch
     from torch import distributed
 
-    with tempfile.TemporaryDirectory(prefix="batchscape-doctor-") as folder:
-        started = time.monotonic()
-        other = os.fork()
-        rank = 0 if other else 1
-        try:
-            store = distributed.FileStore(str(Path(folder) / "store"), 2)
-            distributed.init_process_group(
-                "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=20)
-            )
-            total = torch.tensor([rank + 1.0])
-            distributed.all_reduce(total)
-            distributed.destroy_process_group()
-        except BaseException:
-            if rank:
-                os._exit(1)
-            # It may have only begun, and would wait for a store that is gone.
-            os.kill(other, signal.SIGKILL)
-            raise
-        if rank:
-            os._exit(0)
-        os.waitpid(other, 0)
-    if total.item() != 3.0:
-        msg = f"1 + 2 over two ranks gave {total.item()}"
+    started, store = time.monotonic(), distributed.HashStore()
+
+    def total(rank: int) -> float:
+        # Its stub has no collectives.
+        group: Any = distributed.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
+        number = torch.tensor([rank + 1.0])
+        group.allreduce([number]).wait()
+        return float(number)
+
+    with ThreadPoolExecutor(2) as pool:
+        totals = [*pool.map(total, range(2))]
+    if totals != [3.0, 3.0]:
+        msg = f"1 + 2 over two ranks gave {totals}"
         raise ArithmeticError(msg)
     return {"seconds": time.monotonic() - started}
 

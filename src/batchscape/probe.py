@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,11 @@ _STEPS = 3
 _TAKEN_OF_TENSORS = 1.1
 """Memory that a limit counts over that of tensors. CUDA: blocks that the allocator rounds up and
 keeps: 1.01 to 1.2 times as much when its rules are replayed. CPU: libraries and Python."""
+ADVICE = (
+    "Shard the state (engine=fsdp), recompute activations (engine.activation_checkpointing=true), "
+    "or take a smaller model or sequence."
+)
+"""What makes room where nothing fits."""
 _SHORT_RUN: dict[str, Any] = {
     "budget.samples": None,
     "budget.tokens": None,
@@ -51,41 +55,13 @@ _SHORT_RUN: dict[str, Any] = {
 """Settings that do not change the peak of memory, for a short run that starts in any case."""
 
 
-@dataclass(frozen=True)
-class TriedMicroBatch:
-    """The outcome of a real training with one micro-batch."""
-
-    geometry: BatchGeometry
-    fits: bool
-    taken_gib: float | None = None
-    """Memory that is compared with the limit; None where it does not fit."""
-    run_id: str = ""
-
-
-@dataclass(frozen=True)
-class LargestMicroBatch:
-    """The largest micro-batch that fits, and the trainings that were needed to find it."""
-
-    candidates: tuple[BatchGeometry, ...]
-    """All geometries of the global batch on these devices, by micro-batch."""
-    predicted_gib: tuple[float, ...] | None
-    """Peak of tensors of each; None: it cannot be predicted, for `unpredicted`."""
-    unpredicted: str | None
-    limit_gib: float
-    """Memory of a device."""
-    attempts: tuple[TriedMicroBatch, ...]
-
-    @property
-    def largest(self) -> BatchGeometry | None:
-        """The last that fits; None where the smallest does not."""
-        fitting = [attempt.geometry for attempt in self.attempts if attempt.fits]
-        return max(fitting, key=lambda geometry: geometry.micro_batch_size, default=None)
-
-
-def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroBatch:
+def probe(grid: SweepCells, machine: Machine, console: Console) -> dict[str, Any]:
     """Find the largest micro-batch by short trainings, each in processes of its own.
 
-    The grid has one cell, whose global batch and devices are held.
+    The grid has one cell, whose global batch and devices are held. The answer is what JSON holds:
+    the `largest` geometry (None where not even the smallest fits), the `limit_gib` of a device, the
+    micro-batches that there are with the `predicted_gib` of their tensors (None where they are
+    `not_predicted`, with the reason), and the trainings that were `tried`.
     """
     if len(grid.cells) > 1:
         msg = f"`probe` is about one combination of settings; given {len(grid.cells)}"
@@ -96,18 +72,16 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
     limit_gib = _limit_gib(specs[0], machine)
     reports = predict_memories(specs)
     peaks_gib = [r.peak_allocated_gib for r in reports if r.peak_allocated_gib is not None]
-    predicted_gib = tuple(peaks_gib) if len(peaks_gib) == len(reports) else None
-    by_geometry = dict(zip(candidates, specs, strict=True))
-    guess = unpredicted = None
-    if predicted_gib is None:
-        unpredicted = next(report.problem for report in reports if report.problem is not None)
-    else:
-        guess = sum(_TAKEN_OF_TENSORS * gib <= limit_gib for gib in predicted_gib) - 1
+    is_predicted = len(peaks_gib) == len(reports)
+    guess = sum(_TAKEN_OF_TENSORS * gib <= limit_gib for gib in peaks_gib) - 1
+    tried: list[dict[str, Any]] = []
 
-    def train(geometry: BatchGeometry) -> TriedMicroBatch:
-        spec = by_geometry[geometry]
-        name = f"micro-batch {geometry.micro_batch_size}"
-        with console.status(f"training with {name}"), Path(os.devnull).open("w") as null_file:
+    def fits(position: int) -> bool:
+        spec = specs[position]
+        with (
+            console.status(f"training with micro-batch {spec.geometry.micro_batch_size}"),
+            Path(os.devnull).open("w") as null_file,
+        ):
             result = Launcher(sweep, machine, [spec], console=Console(file=null_file)).run()
         if result.interrupted:
             raise KeyboardInterrupt
@@ -115,45 +89,52 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
             raise LaunchError(result.stopped)
         folder = sweep.run(spec.run_id)
         status = RunStatus.read(folder.status)
-        fits = status.status is Status.COMPLETED
-        if not fits and status.status is not Status.OOM:
+        is_fitting = status.status is Status.COMPLETED
+        if not is_fitting and status.status is not Status.OOM:
             ending = f"ended as {status.status}: {status.reason}"
-            msg = f"the training with {geometry} {ending}; log: {folder.log}"
+            msg = f"the training with {spec.geometry} {ending}; log: {folder.log}"
             raise LaunchError(msg)
-        console.print(f"{name} {'fits' if fits else 'is out of memory'}")
         figure = "peak_taken_gib" if spec.device_type == "cpu" else "peak_reserved_gib"
-        taken_gib = status.summary.get(figure) if fits else None
-        return TriedMicroBatch(geometry, fits, taken_gib, spec.run_id)
+        attempt = {
+            **plain_geometry(spec.geometry),
+            "fits": is_fitting,
+            "taken_gib": status.summary.get(figure) if is_fitting else None,
+            "run_id": spec.run_id,
+        }
+        tried.append(attempt)
+        console.print(f"micro-batch {attempt['micro_batch_size']} {_outcome(attempt)}")
+        return is_fitting
 
-    attempts = seek_largest(candidates, guess, train)
-    return LargestMicroBatch(candidates, predicted_gib, unpredicted, limit_gib, tuple(attempts))
+    largest = seek_largest(len(candidates), guess if is_predicted else None, fits)
+    return {
+        "largest": None if largest < 0 else plain_geometry(candidates[largest]),
+        "limit_gib": limit_gib,
+        "candidates": [geometry.micro_batch_size for geometry in candidates],
+        "predicted_gib": peaks_gib if is_predicted else None,
+        "not_predicted": next((r.problem for r in reports if r.problem is not None), None),
+        "tried": tried,
+    }
 
 
-def seek_largest(
-    candidates: Sequence[BatchGeometry],
-    guess: int | None,
-    train: Callable[[BatchGeometry], TriedMicroBatch],
-) -> list[TriedMicroBatch]:
-    """Train geometries until the last that fits and the first that does not are neighbours.
+def seek_largest(count: int, guess: int | None, fits: Callable[[int], bool]) -> int:
+    """Return the position of the last of several candidates that fits, -1 for none.
 
-    Candidates are in the order of their micro-batches. `guess` is the position of the last that
-    should fit, -1 for none: a right one takes two trainings at most, and without one the search is
-    by halves.
+    A smaller one fits where a larger one does. `guess` is the position that is expected: a right
+    one takes two trainings at most, and without one the search is by halves.
     """
-    attempts: list[TriedMicroBatch] = []
-    last_fitting, first_failing = -1, len(candidates)
+    last_fitting, first_failing, tries = -1, count, 0
     while first_failing - last_fitting > 1:
         position = (last_fitting + first_failing) // 2
-        if guess is not None and not attempts:
+        if guess is not None and tries == 0:
             position = max(guess, 0)
-        elif guess is not None and len(attempts) == 1:
-            position = last_fitting + 1 if attempts[0].fits else first_failing - 1
-        attempts.append(train(candidates[position]))
-        if attempts[-1].fits:
+        elif guess is not None and tries == 1:
+            position = last_fitting + 1 if last_fitting >= 0 else first_failing - 1
+        tries += 1
+        if fits(position):
             last_fitting = position
         else:
             first_failing = position
-    return attempts
+    return last_fitting
 
 
 def fits_by_micro_batch(
@@ -175,71 +156,44 @@ def fits_by_micro_batch(
     return fits
 
 
-def show_answer(console: Console, answer: LargestMicroBatch) -> None:
+def _outcome(attempt: Mapping[str, Any]) -> str:
+    return "fits" if attempt["fits"] else "is out of memory"
+
+
+def show_answer(console: Console, answer: Mapping[str, Any]) -> None:
     """Print the trainings and the answer."""
-    table = Table("micro-batch", "accumulation", box=box.SIMPLE_HEAD)
-    for header in ("tensors, predicted (GiB)", "taken (GiB)", "outcome"):
-        table.add_column(header)
-    for attempt in answer.attempts:
-        position = answer.candidates.index(attempt.geometry)
-        predicted_gib = None if answer.predicted_gib is None else answer.predicted_gib[position]
-        table.add_row(
-            str(attempt.geometry.micro_batch_size),
-            str(attempt.geometry.gradient_accumulation_steps),
-            "" if predicted_gib is None else f"{predicted_gib:.4g}",
-            "" if attempt.taken_gib is None else f"{attempt.taken_gib:.4g}",
-            "fits" if attempt.fits else "out of memory",
-        )
+    candidates, predicted_gib = answer["candidates"], answer["predicted_gib"]
+    table = Table(
+        *("micro-batch", "accumulation", "tensors, predicted (GiB)", "taken (GiB)", "outcome"),
+        box=box.SIMPLE_HEAD,
+    )
+    for attempt in answer["tried"]:
+        micro, taken_gib = attempt["micro_batch_size"], attempt["taken_gib"]
+        tensors = f"{predicted_gib[candidates.index(micro)]:.4g}" if predicted_gib else ""
+        taken = "" if taken_gib is None else f"{taken_gib:.4g}"
+        steps = attempt["gradient_accumulation_steps"]
+        table.add_row(str(micro), str(steps), tensors, taken, _outcome(attempt))
     console.print(table)
-    if answer.unpredicted is not None:
-        console.print(f"Not predicted: {answer.unpredicted}")
-    console.print(_answer(answer), soft_wrap=True)
-
-
-def as_json(answer: LargestMicroBatch) -> str:
-    """Write the same as JSON."""
-    return json.dumps(
-        {
-            "largest": None if answer.largest is None else plain_geometry(answer.largest),
-            "limit_gib": answer.limit_gib,
-            "candidates": [geometry.micro_batch_size for geometry in answer.candidates],
-            "predicted_gib": answer.predicted_gib,
-            "tried": [
-                {
-                    **plain_geometry(attempt.geometry),
-                    "fits": attempt.fits,
-                    "taken_gib": attempt.taken_gib,
-                    "run_id": attempt.run_id,
-                }
-                for attempt in answer.attempts
-            ],
-        },
-        indent=2,
-    )
-
-
-def _answer(answer: LargestMicroBatch) -> str:
-    count = count_text(len(answer.attempts), "training")
+    if answer["not_predicted"] is not None:
+        console.print(f"Not predicted: {answer['not_predicted']}")
     limits = (
-        f"of {answer.limit_gib:.4g} GiB, by {count} with {len(answer.candidates)} to choose from"
+        f"of {answer['limit_gib']:.4g} GiB, by {count_text(len(answer['tried']), 'training')} with "
+        f"{len(candidates)} to choose from"
     )
-    if answer.largest is None:
-        smallest = answer.candidates[0].micro_batch_size
-        return (
-            f"No micro-batch fits a device {limits}: not even {smallest}. Shard the state "
-            "(engine=fsdp), recompute activations (engine.activation_checkpointing=true), or take "
-            "a smaller model or sequence."
+    best = answer["largest"]
+    if best is None:
+        text = f"No micro-batch fits a device {limits}: not even {candidates[0]}. {ADVICE}"
+    else:
+        micro = best["micro_batch_size"]
+        all_fit = micro == candidates[-1]
+        text = (
+            f"Of the micro-batches of global batch {best['global_batch_size']} on "
+            f"{count_text(best['data_parallel_size'], 'device')} {limits}, "
+            f"{'all fit; the largest is' if all_fit else 'the largest that fits is'} {micro}:\n"
+            f"  batch.micro_batch_size={micro} "
+            f"batch.gradient_accumulation_steps={best['gradient_accumulation_steps']}"
         )
-    best = answer.largest
-    rank = (
-        "all fit; the largest is" if best == answer.candidates[-1] else "the largest that fits is"
-    )
-    return (
-        f"Of the micro-batches of global batch {best.global_batch_size} on "
-        f"{count_text(best.data_parallel_size, 'device')} {limits}, {rank} "
-        f"{best.micro_batch_size}:\n  batch.micro_batch_size={best.micro_batch_size} "
-        f"batch.gradient_accumulation_steps={best.gradient_accumulation_steps}"
-    )
+    console.print(text, soft_wrap=True)
 
 
 def _short_settings(settings: dict[str, Any], machine: Machine) -> dict[str, Any]:

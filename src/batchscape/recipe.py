@@ -30,7 +30,7 @@ from batchscape.plan.forecast_text import COUNTS, memory_text, span
 from batchscape.plan.machine import Machine
 from batchscape.plan.stages import solve_geometries
 from batchscape.predictor import predict
-from batchscape.probe import fits_by_micro_batch
+from batchscape.probe import ADVICE, fits_by_micro_batch
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec, plain_geometry
 from batchscape.text import DURATIONS, list_text, near_multiples
@@ -289,9 +289,7 @@ def _choose(cuts: Sequence[Cut]) -> tuple[Cut | None, str | None]:
         return fitting[-1], None
     if all(cut.fits is False for cut in cuts):
         return None, (
-            f"not even micro-batch {cuts[0].geometry.micro_batch_size} fits a device. Shard the "
-            "state (engine=fsdp), recompute activations (engine.activation_checkpointing=true), "
-            "or take a smaller model or sequence."
+            f"not even micro-batch {cuts[0].geometry.micro_batch_size} fits a device. {ADVICE}"
         )
     uncertain_cut = next(cut for cut in cuts if cut.fits is None)
     memory = uncertain_cut.forecast.memory

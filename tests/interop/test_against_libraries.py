@@ -16,13 +16,8 @@ from hypothesis import strategies as st
 
 from batchscape.geometry import BatchGeometry
 from batchscape.interop.check import check_configs
-from batchscape.interop.command import FLAGS
-from batchscape.interop.write import (
-    command_line,
-    torchrun_arguments,
-    trainer_arguments,
-    write_configs,
-)
+from batchscape.interop.launch import SWITCHES
+from batchscape.interop.write import write_configs
 
 pytestmark = [
     pytest.mark.systems,
@@ -160,7 +155,8 @@ def test_nobody_fills_in_a_batch_that_the_json_does_not_have(deepspeed_parser, t
 def test_our_flags_are_those_of_the_launchers():
     accelerate = pytest.importorskip("accelerate.commands.launch").launch_command_parser()
     torchrun = importlib.import_module("torch.distributed.run").get_args_parser()
-    for parser, ours in ((accelerate, FLAGS["accelerate"]), (torchrun, FLAGS["torchrun"])):
+    for parser, launcher in ((accelerate, "accelerate"), (torchrun, "torchrun")):
+        ours = set(SWITCHES[launcher].split())
         theirs = {
             option.lstrip("-").replace("-", "_")
             for action in parser._actions
@@ -173,10 +169,10 @@ def test_our_flags_are_those_of_the_launchers():
 
 
 KINDS = [None, "NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"]
-SWITCHES = ["", "--cpu", "--multi_gpu", "--use_deepspeed"]
+WAYS = ["", "--cpu", "--multi_gpu", "--use_deepspeed"]
 
 
-@pytest.mark.parametrize(("kind", "switch"), list(itertools.product(KINDS, SWITCHES)))
+@pytest.mark.parametrize(("kind", "switch"), list(itertools.product(KINDS, WAYS)))
 def test_accelerate_starts_as_many_as_we_say(kind, switch, tmp_path, monkeypatch):
     launch = pytest.importorskip("accelerate.commands.launch")
     if kind is None and not switch:
@@ -279,13 +275,15 @@ def test_the_libraries_read_what_we_write(
     (args,) = parser.parse_dict({**arguments, "output_dir": str(tmp_path / "o"), "use_cpu": True})
     assert args.per_device_train_batch_size == geometry.micro_batch_size
     assert args.gradient_accumulation_steps == geometry.gradient_accumulation_steps
-    words = command_line(trainer_arguments(geometry, precision=precision, gradient_clip_norm=1.0))
+    script = (tmp_path / "torchrun.sh").read_text().partition("exec torchrun ")[2]
+    launcher, _, words = script.partition('"$@"')
+    words = words.split()
     (args,) = parser.parse_args_into_dataclasses([*words, "--output_dir", "o", "--use_cpu"])
     assert args.gradient_accumulation_steps == geometry.gradient_accumulation_steps
     assert args.bf16 == (precision == "bfloat16")
 
     monkeypatch.delenv("PET_NPROC_PER_NODE", raising=False)
-    launched = torchrun.parse_args([*torchrun_arguments(geometry), "train.py", *words])
+    launched = torchrun.parse_args([*launcher.split(), "train.py", *words])
     assert launched.training_script == "train.py"
     # torchrun's own default is 1:1, at least and at most.
     assert (

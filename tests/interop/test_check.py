@@ -118,16 +118,20 @@ def test_the_command_may_follow_the_files(tmp_path, monkeypatch, capsys):
     assert [entry["kind"] for entry in answer["says"]] == ["launcher", "trainer", "deepspeed"]
 
 
-def test_the_trainer_may_split_a_batch_over_devices():
-    """Of 16 for all 8 devices each has 2; what a file that is not read says nobody guesses."""
-    command = ["torchrun", "--nproc_per_node", "8", "run.py", "--per_device_train_batch_size", "16"]
-    command += ["--gradient_accumulation_steps", "2"]
-    for split, batch in (("false", 256), ("true", 32)):
-        words = [*command, "--accelerator_config", f'{{"split_batches": {split}}}']
-        geometry = check_configs([], words).running.geometry
-        assert geometry.global_batch_size == batch
-    with pytest.raises(ConfigError, match=r"accelerator_config accelerator\.json is not read"):
-        check_configs([], [*command, "--accelerator_config", "accelerator.json"])
+def test_the_trainer_may_split_a_batch_over_devices(tmp_path):
+    """Of 16 for all 8 devices each has 2; what is not read nobody guesses."""
+    path = tmp_path / "args.json"
+    content = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
+    for split, batch in ((False, 256), (True, 32)):
+        path.write_text(json.dumps({**content, "accelerator_config": {"split_batches": split}}))
+        assert check_configs([path], devices=8).running.geometry.global_batch_size == batch
+    assert check_configs([path], devices=3).running.geometry is None, "16 do not divide over 3"
+    path.write_text(json.dumps({**content, "accelerator_config": "accelerator.json"}))
+    with pytest.raises(ConfigError, match="the name of an accelerator_config, are not read"):
+        check_configs([path], devices=8)
+    path.write_text(json.dumps({**content, "deepspeed": {"train_batch_size": 4}}))
+    with pytest.raises(ConfigError, match="a DeepSpeed JSON within"):
+        check_configs([path], devices=8)
 
 
 def test_a_number_that_is_no_plain_one_is_not_used_and_said():
@@ -171,7 +175,7 @@ def test_what_cuts_the_model_is_refused_in_files_and_arguments_alike(name, tmp_p
     for cut in (f"--{name} 2", f"--{name}=2", f"{name}=2"):
         with pytest.raises(ConfigError, match="only data parallelism is covered"):
             check_configs([], f"{command} {cut}".split())
-    with pytest.raises(ConfigError, match="which only running the script would tell"):
+    with pytest.raises(ConfigError, match="is only running the script would tell"):
         check_configs([], f"{command} --{name} $N".split())
     path = tmp_path / "args.yaml"
     path.write_text(f"per_device_train_batch_size: 4\nparallel:\n  {name}: 2\n")
@@ -209,7 +213,7 @@ def test_a_number_of_the_batch_that_is_not_used_is_a_finding(argument, is_of_bat
     assert [finding.rule for finding in checked.findings] == ["unused-number"] * is_of_batch
     unknown = f"{command[:-1]}$N".split()
     if is_of_batch:
-        with pytest.raises(ConfigError, match=r"is \$N, which only running the script would tell"):
+        with pytest.raises(ConfigError, match=r"\$N is only running the script would tell"):
             check_configs([], unknown)
     else:
         assert check_configs([], unknown).findings == ()
@@ -222,9 +226,6 @@ def test_a_total_beside_a_length_may_be_tokens():
     command = "torchrun --nproc_per_node 1 t.py --micro_batch_size 4 --max-seq-len 256 --total 512"
     (finding,) = check_configs([], command.split(), flags=["total=global_batch_size"]).findings
     assert (finding.rule, finding.severity) == ("samples-or-tokens", "warning")
-    assert finding.fix == (
-        "if so: --flag total=global_batch_tokens --flag max_seq_len=sequence_length"
-    )
     tokens = ["total=global_batch_tokens", "max_seq_len=sequence_length"]
     (finding,) = check_configs([], command.split(), flags=tokens).findings
     assert "2 / 4 leaves 2" in finding.message
@@ -244,6 +245,7 @@ NAMES = {
     "litgpt pretrain x --devices 3": None,
     "litgpt pretrain x --devices 2 --train.global_batch_size 8": None,
     "torchrun --nproc_per_node 8 t.py --micro_batch_size 4 --global_batch_size 64": 64,
+    "accelerate launch --cpu t.py --train_batch_size 4 --gradient_accumulation_steps 2": 8,
     "torchrun --nproc_per_node 8 t.py --micro_batch_size 4 --gradient_accumulation_steps 2": 64,
 }
 
@@ -261,7 +263,6 @@ UNCOUNTED = {
     "accelerate launch --num_processes `count` t.py": "num_processes",
     "deepspeed --num_nodes $N --num_gpus 8 t.py": "num_nodes",
     "deepspeed --include $HOSTS t.py": "include",
-    "python -m paddle.distributed.launch --gpus $G t.py": "gpus",
     "litgpt pretrain x --devices $N --train.micro_batch_size 4 --train.global_batch_size 128": (
         "devices"
     ),
@@ -272,42 +273,11 @@ UNCOUNTED = {
 def test_devices_answers_for_a_count_that_only_running_would_tell(command, tmp_path):
     path = tmp_path / "train.sh"
     path.write_text(f"{command} --micro_batch_size 4 --gradient_accumulation_steps 2\n")
-    words = f"--{UNCOUNTED[command]} is .*, which only running .* add --devices N"
+    words = f"--{UNCOUNTED[command]} .* is only running .* add --devices N"
     with pytest.raises(ConfigError, match=words):
         check_configs([path])
     checked = check_configs([path], devices=16)
     assert "16 x 4 x 2 = 128" in verdict_of(checked)
-
-
-DEEP = 100_000
-HUGE = f"0x{'f' * 6000}"
-NOT_READ = {
-    "deep.json": ('{"train": ' + "[" * DEEP + "]" * DEEP + "}", "nested too deeply"),
-    "deep.yaml": ("train: " + "[" * 500 + "]" * 500, "nested too deeply"),
-    "deep.sh": (f"torchrun t.py --x $(({'(' * 5000}1{')' * 5000}))", "nested too deeply"),
-    "huge.yaml": (f"per_device_train_batch_size: {HUGE}", "ints that are too long to print"),
-    "list.yaml": (f"per_device_train_batch_size: [{HUGE}]", "ints that are too long to print"),
-    "number.yaml": (
-        f"distributed_type: NO\nnum_processes: {HUGE}",
-        "ints that are too long to print",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NOT_READ)
-def test_what_python_itself_cannot_read_or_print_is_one_sentence(name, tmp_path):
-    text, words = NOT_READ[name]
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=words) as caught:
-        check_configs([path])
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["x\0.json", "x\0.sh"])
-def test_a_path_that_no_system_takes_is_one_sentence(name):
-    with pytest.raises(ConfigError, match=r"'x.x00\.\w+': cannot be read \("):
-        check_configs([Path(name)])
 
 
 def test_what_is_not_determined_is_said(tmp_path, capsys):
@@ -321,10 +291,6 @@ def test_what_is_not_determined_is_said(tmp_path, capsys):
 
 
 WARNINGS = {
-    "schedule-per-process": (
-        "accelerate launch --multi_gpu --num_processes 8 train.py --train_batch_size 4 "
-        "--gradient_accumulation_steps 1 --lr_scheduler cosine --lr_warmup_steps 500"
-    ),
     "auto-find-batch-size": (
         "torchrun --nproc_per_node 2 run.py --per_device_train_batch_size 4 --auto_find_batch_size"
     ),
@@ -341,13 +307,6 @@ def test_a_trap_is_a_warning_and_no_failure(rule):
     assert check_configs([], without.split()).findings == ()
 
 
-def test_a_schedule_is_a_trap_with_either_of_its_parts():
-    for option in ("--lr_scheduler cosine", "--lr_warmup_steps 500"):
-        command = WARNINGS["schedule-per-process"].partition("--lr")[0] + option
-        (finding,) = check_configs([], command.split()).findings
-        assert finding.rule == "schedule-per-process"
-
-
 def test_the_nearest_geometries_of_litgpt_are_named():
     """96 and 108 are the nearest that 3 x 4 divides; below one micro-step LitGPT stops."""
     command = "litgpt pretrain x --devices 3 --train.micro_batch_size 4 --train.global_batch_size"
@@ -359,18 +318,12 @@ def test_the_nearest_geometries_of_litgpt_are_named():
     assert "3 x 4 x 1 = 12" in finding.fix
 
 
-def test_a_count_in_two_places_is_a_warning(tmp_path):
-    shutil.copytree(HERE / "good" / "musev", tmp_path / "set")
-    file = str(tmp_path / "set" / "accelerate.yaml")
-    command = ["accelerate", "launch", "--num_processes", "8", "train.py", "--train_batch_size=7"]
-    checked = check_configs([], [*command[:2], "--config_file", file, *command[2:]])
-    assert [finding.rule for finding in checked.findings] == ["devices"]
-    assert checked.running.devices.value == 8
-
-
+DEEP = 100_000
 UNREADABLE = {
+    "deep.json": ('{"train": ' + "[" * DEEP + "]" * DEEP + "}", "no valid JSON: maximum recursion"),
+    "deep.yaml": ("train: " + "[" * 500 + "]" * 500, "no valid YAML: maximum recursion"),
+    "deep.sh": (f"torchrun t.py --x $(({'(' * 5000}1{')' * 5000}))", "without its end"),
     "x.json": ('{"train_batch_size": 4,}', "x.json: no valid JSON: .*line 1"),
-    "twice.json": ('{"fp16": {}, "fp16": {}}', "key 'fp16' is given twice"),
     "list.json": ("[1]", "is a mapping of keys to values"),
     "empty.yaml": ("", "is a mapping of keys to values"),
     "x.yaml": ("a: [1", "x.yaml: no valid YAML: .*line"),
@@ -382,13 +335,13 @@ UNREADABLE = {
         "train: {global_batch_size: 64, micro_batch_size: 4}",
         "cannot tell what file this is",
     ),
+    "auto.yaml": ("per_device_train_batch_size: auto", "must be an int .*'auto'"),
     "text.json": ('{"train_batch_size": "many"}', "train_batch_size must be an int .*'many'"),
     "quoted.json": ('{"train_batch_size": "32"}', "train_batch_size must be an int .*'32'"),
     "negative.json": ('{"train_batch_size": -4}', "from 1 to .* given -4"),
     "zero.json": ('{"gradient_accumulation_steps": 0}', "from 1 to .* given 0"),
     "half.json": ('{"train_batch_size": 4.5}', "must be an int .* given 4.5"),
     "true.json": ('{"train_batch_size": true}', "must be an int .* given True"),
-    "section.json": ('{"fp16": true, "zero_optimization": {}}', "fp16 must be a mapping"),
     "enabled.json": ('{"fp16": {"enabled": "often"}}', "enabled must be true or false"),
     "clip.json": ('{"gradient_clipping": -1}', "gradient_clipping must be a number of at least 0"),
     "nan.json": ('{"gradient_clipping": NaN}', "gradient_clipping must be a number of at least 0"),
@@ -396,22 +349,18 @@ UNREADABLE = {
         '{"train_batch_size": 8, "tensor_parallel": {"autotp_size": 2}}',
         "only data parallelism is covered",
     ),
-    "no.yaml": (
-        "distributed_type: 'NO'\nmixed_precision: no\n",
-        "in YAML no without quotes means false",
-    ),
     "dynamic.yaml": (
         "train_dataset: x\nmicro_batch_size: 2\nglobal_batch_size: 8\n"
         "batching_strategy: dynamic_batching\n",
         "dynamic_batching fills a batch by tokens",
     ),
     "megatron.yaml": ("distributed_type: MEGATRON_LM\n", "only data parallelism is covered"),
-    "none.sh": ("echo hello\n", "no launch command found"),
+    "none.sh": ("echo hello\n", "no launch commands, and one is read"),
     "two.sh": ("torchrun a.py\ntorchrun b.py\n", r"2 launch commands \(lines 1, 2\)"),
-    "quote.sh": ('torchrun "a.py\n', 'what " begins in line 1 is not closed, .*; give'),
+    "quote.sh": ('torchrun "a.py\n', 'line 1 has " without its end, .*; give'),
     "unset.sh": (
         "torchrun --nproc_per_node $GPUS a.py\n",
-        r"--nproc_per_node is \$\{GPUS\}, which only running the script would tell",
+        r"--nproc_per_node \$\{GPUS\} is only running the script would tell",
     ),
     "elastic.sh": ("torchrun --nnodes 1:4 a.py\n", "lets the number of nodes change"),
     "word.sh": ("torchrun --nproc_per_node two a.py\n", "nproc_per_node must be an int"),
@@ -423,8 +372,9 @@ def test_what_cannot_be_read_is_said_in_one_line(name, tmp_path, capsys):
     text, words = UNREADABLE[name]
     path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         check_configs([path])
+    assert "\n" not in str(caught.value)
     assert main(["check-config", str(path)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -445,11 +395,11 @@ def test_bytes_folders_and_nothing_are_refused(tmp_path):
             check_configs([tmp_path / name])
     with pytest.raises(ConfigError, match="nothing to check"):
         check_configs([])
-    with pytest.raises(ConfigError, match="no launch command"):
+    with pytest.raises(ConfigError, match="no launch commands"):
         check_configs([], ["ls"])
     script = tmp_path / "a.sh"
     script.write_text("torchrun a.py\n")
-    with pytest.raises(ConfigError, match="one launch command at a time"):
+    with pytest.raises(ConfigError, match="give one launch command"):
         check_configs([script], ["torchrun", "a.py"])
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text('{"train_batch_size": 8}')
@@ -477,5 +427,4 @@ def test_variables_in_front_of_a_command_may_hold_blanks():
 
 def test_an_option_before_a_shell_is_none_of_its_own():
     command = ["srun", "-c", "8", "bash", "run.sh", "torchrun", "--nproc_per_node=4", "t.py"]
-    launcher = check_configs([], command).setup.launcher
-    assert launcher.devices.value == 4
+    assert check_configs([], command).setup.launch.statement.facts["devices"].value == 4

@@ -83,15 +83,3 @@ def test_any_command(tmp_path, words):
     path = tmp_path / "file.sh"
     path.write_text(" ".join(words), encoding="utf-8", errors="replace")
     survives([path])
-
-
-@pytest.mark.slow
-@LAX
-@given(
-    content=st.binary(max_size=60) | st.text(max_size=60).map(str.encode),
-    suffix=st.sampled_from([".json", ".yaml", ".sh"]),
-)
-def test_any_bytes(tmp_path, content, suffix):
-    path = tmp_path / f"file{suffix}"
-    path.write_bytes(content)
-    survives([path])

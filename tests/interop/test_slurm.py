@@ -7,7 +7,7 @@ import pytest
 from batchscape.cli import main
 from batchscape.errors import ConfigError
 from batchscape.interop.check import check_configs
-from batchscape.interop.slurm import JobResources, read_directives, read_options
+from batchscape.interop.slurm import Job, read_job
 
 
 def directives(*options):
@@ -17,74 +17,64 @@ def directives(*options):
 @pytest.mark.parametrize(
     ("options", "job"),
     [
-        (("--nodes=2",), JobResources(nodes=2)),
-        (("-N 2",), JobResources(nodes=2)),
-        (("-N2 -n8",), JobResources(nodes=2, tasks=8)),
-        (("--ntasks 8 --ntasks-per-node 4 # note",), JobResources(tasks=8, tasks_per_node=4)),
-        (("--gpus-per-node=8",), JobResources(gpus_per_node=8)),
-        (("--gres=gpu:4",), JobResources(gpus_per_node=4)),
-        (("--gres=gpu",), JobResources(gpus_per_node=1)),
-        (("--gres=gpu:a100",), JobResources(gpus_per_node=1)),
-        (("--gres=nvme:1",), JobResources()),
-        (("--gres=gres/gpu:4",), JobResources(gpus_per_node=4)),
-        (("--gres=gpu:a100:2(S:0-1)",), JobResources(gpus_per_node=2)),
-        (("--gres=gpu:a100:2,nvme:1,gpu:v100:3",), JobResources(gpus_per_node=5)),
-        (("--gpus-per-node=a100:2,v100:2",), JobResources(gpus_per_node=4)),
-        (("--gpus=a100:2,v100:4",), JobResources(gpus=6)),
-        (("--gpus=16 --nodes 2",), JobResources(nodes=2, gpus=16)),
-        (("-G a100:16",), JobResources(gpus=16)),
-        (("--gpus-per-task=1", "--cpus-per-task=6"), JobResources(gpus_per_task=1)),
-        (("--nodes=2", "--nodes=3"), JobResources(nodes=3)),
-        (("--partition=n -J nodes -t 10:00",), JobResources()),
+        (("--nodes=2",), Job(nodes=2)),
+        (("-N 2",), Job(nodes=2)),
+        (("-N2 -n8",), Job(nodes=2, ntasks=8)),
+        (("--ntasks 8 --ntasks-per-node 4 # note",), Job(ntasks=8, ntasks_per_node=4)),
+        (("--gpus-per-node=8",), Job(gpus_per_node=8)),
+        (("--gres=gpu:4",), Job(gpus_per_node=4)),
+        (("--gres=gpu",), Job(gpus_per_node=1)),
+        (("--gres=gpu:a100",), Job(gpus_per_node=1)),
+        (("--gres=nvme:1",), Job()),
+        (("--gres=gres/gpu:4",), Job(gpus_per_node=4)),
+        (("--gres=gpu:a100:2(S:0-1)",), Job(gpus_per_node=2)),
+        (("--gres=nvme:1,gpu:a100:2",), Job(gpus_per_node=2)),
+        (("--gpus=16 --nodes 2",), Job(nodes=2, gpus=16)),
+        (("-G a100:16",), Job(gpus=16)),
+        (("--gpus-per-task=1", "--cpus-per-task=6"), Job()),
+        (("--nodes=2", "--nodes=3"), Job(nodes=3)),
+        (("--partition=n -J nodes -t 10:00",), Job()),
     ],
 )
 def test_what_the_lines_ask_for(options, job):
-    assert read_directives("x.sh", directives(*options)) == job
+    assert read_job("x.sh", directives(*options)) == job
 
 
 def test_lines_count_up_to_the_first_command():
     text = directives("--nodes=2") + "\n# a note\n##SBATCH --nodes=9\n  #SBATCH --nodes=8\nset -e\n"
-    assert read_directives("x.sh", text + "#SBATCH --ntasks=4\n") == JobResources(nodes=2)
+    assert read_job("x.sh", text + "#SBATCH --ntasks=4\n") == Job(nodes=2)
 
 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--nodes=2-4", "--nodes must be an int from 1 .*'2-4'"),
-        ("--gpus-per-node=a100:4,v100:two", "--gpus-per-node must be an int .*v100:two'"),
-        ("--gres=gpu:a100:2,gpu:$N", "--gres must be an int .*gpu:\\$N'"),
-        ("--gpus=a100:two,v100:4", "--gpus must be an int .*v100:4'"),
-        ("--gres=gpu:$N", "--gres must be an int .*'gpu:\\$N'"),
-        ("--nodes=two", "x.sh:2: #SBATCH --nodes must be an int from 1 .*'two'"),
-        ("--ntasks=0", "--ntasks must be an int from 1 .*'0'"),
-        ("--gpus-per-node=a100:many", "--gpus-per-node must be an int .*'a100:many'"),
-        ('--comment="open', "x.sh:2: #SBATCH cannot be read: No closing quotation"),
+        ("--nodes=2-4", "x.sh: #SBATCH argument -N/--nodes: must be an int from 1 .*'2-4'"),
+        ("--gres=gpu:a100:2,gpu:v100:2", "--gres: must be an int .*'2,2'"),
+        ("--gpus=a100:2,v100:4", "--gpus: must be an int .*'2,v100:4'"),
+        ("--gres=gpu:$N", "--gres: must be an int .*'\\$N'"),
+        ("--ntasks=0", "--ntasks: must be an int from 1 .*'0'"),
+        ("--gpus-per-node=a100:many", "--gpus-per-node: must be an int .*'many'"),
     ],
 )
 def test_lines_that_cannot_be_right(option, words):
     with pytest.raises(ConfigError, match=words):
-        read_directives("x.sh", directives(option))
+        read_job("x.sh", directives(option))
 
 
 def test_variables_are_those_that_slurm_sets():
     """By the manual of sbatch, and where a number follows, as the job would have it."""
     both = {"SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2"}
     eight = {"SLURM_NTASKS": "8", "SLURM_NPROCS": "8"}
-    assert JobResources(nodes=2).variables == both
-    assert JobResources(nodes=2, tasks=8).variables == both | eight
+    assert Job(nodes=2).variables == both
+    assert Job(nodes=2, ntasks=8).variables == both | eight
     per_node = {"SLURM_NTASKS_PER_NODE": "4"}
-    assert JobResources(nodes=2, tasks_per_node=4).variables == both | eight | per_node
+    assert Job(nodes=2, ntasks_per_node=4).variables == both | eight | per_node
     one = {"SLURM_NTASKS": "4", "SLURM_NPROCS": "4"}
-    assert JobResources(tasks_per_node=4).variables == one | per_node, (
-        "one node, unless it says otherwise"
-    )
+    assert Job(ntasks_per_node=4).variables == one | per_node, "one node, unless it says otherwise"
     gpus = {"SLURM_GPUS_ON_NODE": "4"}
-    assert JobResources(nodes=2, gpus=8).variables == both | gpus
-    assert JobResources(nodes=2, gpus=7).variables == both, "not as many on each node"
-    assert JobResources(gpus_per_node=4).variables == gpus
-    wide = JobResources(nodes=2, tasks=8, gpus_per_task=1)
-    assert wide.variables == both | eight | gpus
-    assert read_options("srun", ["-N", "1", "-l", "--ntasks=3"], wide).all_tasks == 3
+    assert Job(nodes=2, gpus=8).variables == both | gpus
+    assert Job(nodes=2, gpus=7).variables == both, "not as many on each node"
+    assert Job(gpus_per_node=4).variables == gpus
 
 
 def checked(tmp_path, text, **more):
@@ -120,11 +110,6 @@ RUNS = {
     ),
     "a module for each task": (("-n 6",), f"srun python -m {BATCH}", (1, 6)),
     "tasks of the step": (("-N 2", "-n 8"), f"srun -N1 -n 3 python {BATCH}", (1, 3)),
-    "mpirun": ((), f"mpirun -np 4 -x PATH python {BATCH}", (1, 4)),
-    **{
-        f"mpirun {option}": ((), f"mpirun {option} 4 python {BATCH}", (1, 4))
-        for option in ("--np", "-n", "--n", "-c")
-    },
     "accelerate with all tasks": (
         ("--nodes=2", "--gpus-per-node=4"),
         "accelerate launch --multi_gpu --num_machines $SLURM_NNODES "
@@ -192,11 +177,20 @@ def test_a_launcher_on_the_first_node_alone_is_a_warning(tmp_path):
     assert (finding.rule, finding.severity) == ("job-nodes", "error")
 
 
+@pytest.mark.parametrize("starter", ["", "mpirun -np 4 "])
+def test_tasks_of_the_job_are_those_of_srun_alone(starter, tmp_path):
+    job = directives("--ntasks-per-node=4")
+    assert checked(tmp_path, f"{job}{starter}python {BATCH}").running.devices is None
+    command = f"{job}{starter}torchrun --nproc_per_node=2 {BATCH}"
+    assert checked(tmp_path, command).findings == ()
+
+
 def test_a_variable_that_no_line_gives_is_named(tmp_path):
     text = directives("--gpus=8") + f"torchrun --nnodes=$SLURM_NNODES {BATCH}"
-    with pytest.raises(ConfigError, match=r"--nnodes is \$\{SLURM_NNODES\}, .* its #SBATCH line"):
+    words = r"--nnodes \$\{SLURM_NNODES\} is only running .* in its #SBATCH lines"
+    with pytest.raises(ConfigError, match=words):
         checked(tmp_path, text)
-    with pytest.raises(ConfigError, match=r"\(srun\) -n must be an int .* given '\$\{N\}'"):
+    with pytest.raises(ConfigError, match=r"\(srun\) argument -n/.* given '\$\{N\}'"):
         checked(tmp_path, f"srun -n $N torchrun {BATCH}")
 
 
@@ -234,6 +228,11 @@ ACC = "acc=gradient_accumulation_steps"
         # A known name counts where no flag says otherwise, and one that a flag takes does not.
         ("python t.py --micro_batch_size 3 --acc 2", (ACC,), (3, 2)),
         (
+            "python t.py --micro_batch_size 24 --acc 4",
+            ("micro-batch-size=global_batch_size", ACC),
+            (3, 4),
+        ),
+        (
             "python t.py --train_batch_size 24 --micro_batch_size 3",
             ("train_batch_size=global_batch_size",),
             (3, 4),
@@ -254,9 +253,9 @@ def test_ways_to_write_an_argument(command, flags, parts):
         ((MICRO, "--batch_size=global_batch_size"), OWN, "no NAME and no WORD may come twice"),
         ((MICRO, "grad-accum=micro_batch_size"), OWN, "no NAME and no WORD may come twice"),
         (("bs=micro_batch_size",), OWN, "names --bs, .* it has --batch_size, --grad_accum"),
-        ((MICRO,), "", "give its launch command"),
+        ((MICRO,), "", "give one launch command"),
         ((MICRO,), OWN.replace("4", "four"), "batch_size must be an int .*'four'"),
-        ((MICRO,), OWN.replace("4", "$X"), r"--batch_size is \$X, which only running"),
+        ((MICRO,), OWN.replace("4", "$X"), r"--batch_size \$X is only running"),
         (("bs=global_batch_tokens",), OWN, "global_batch_tokens and sequence_length together"),
     ],
 )

@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from batchscape.cli import main
 from batchscape.geometry import BatchGeometry
 from batchscape.interop.check import check_configs
-from batchscape.interop.write import (
-    command_line,
-    torchrun_arguments,
-    write_configs,
-)
+from batchscape.interop.write import write_configs
 
 COUNTS = st.integers(1, 64)
 
@@ -59,25 +55,20 @@ def test_every_file_says_the_geometry(tmp_path, parts, precision, clip, zero_sta
     assert accelerate["mixed_precision"] == {"float32": "no", "bfloat16": "bf16"}[precision]
 
     # Together they pass the check, each with the system that reads it.
-    def name(file):
-        return tmp_path / file
-
-    arguments = command_line(yaml.safe_load(texts["training_arguments.yaml"]))
-    trainer = ["torchrun", *torchrun_arguments(geometry), "t.py", *arguments]
-    for files, command in (
-        ([name("deepspeed.json")], trainer),
-        ([name("deepspeed.json"), name("training_arguments.yaml")], trainer[: -len(arguments)]),
-        ([name("litgpt.yaml")], []),
-        (
-            [],
-            [
-                *["accelerate", "launch", "--config_file", str(name("accelerate_deepspeed.yaml"))],
-                *["t.py", "--train_batch_size", str(micro)],
-                *["--gradient_accumulation_steps", str(steps)],
-            ],
-        ),
+    trainer = texts["torchrun.sh"].partition("exec ")[2].replace('"$@"', "t.py")
+    alone = trainer.partition("t.py")[0] + "t.py"
+    launch = (
+        f"accelerate launch --config_file {tmp_path}/accelerate_deepspeed.yaml t.py "
+        f"--train_batch_size {micro} --gradient_accumulation_steps {steps}"
+    )
+    for names, command in (
+        (["deepspeed.json"], trainer),
+        (["deepspeed.json", "training_arguments.yaml"], alone),
+        (["litgpt.yaml"], ""),
+        ([], launch),
     ):
-        checked = check_configs(files, command)
+        files = [tmp_path / name for name in names]
+        checked = check_configs(files, command.split())
         assert checked.findings == ()
         running = checked.running.geometry
         assert (running.micro_batch_size, running.gradient_accumulation_steps) == (micro, steps)

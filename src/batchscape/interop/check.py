@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich import box
 from rich.console import Group
@@ -15,10 +15,10 @@ from rich.text import Text
 
 from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
-from batchscape.interop.command import read_flags
-from batchscape.interop.readers import BATCH_KEYS, KINDS, Value
+from batchscape.interop.launch import read_flags
 from batchscape.interop.resolve import Running, Setup, gather, resolve
 from batchscape.interop.rules import Disagreement, findings_of
+from batchscape.interop.sources import KINDS, Fact
 from batchscape.outgoing import outgoing_json
 from batchscape.text import count_text
 
@@ -48,42 +48,42 @@ class Consistency:
 
     def as_json(self) -> str:
         """Return a JSON object with `verdict`, `says`, `runs`, `geometry` and `findings`."""
-        geometry = self.running.geometry
-        facts = {name: getattr(self.running, name) for name in _NUMBERS}
-        says: list[dict[str, object]] = []
-        for statement in self.setup.statements:
-            entry: dict[str, object] = {"source": statement.source, "kind": statement.kind}
-            for name in (*_NUMBERS, "nodes", "precision", "clipping"):
-                value = getattr(statement, name)
-                if value is not None:
-                    entry[name] = {"key": value.key, "value": _plain(value)}
-            says.append(entry)
+        running, geometry = self.running, self.running.geometry
+        facts = {name: getattr(running, name) for name in _NUMBERS}
         content = {
             "verdict": self.verdict,
-            "says": says,
+            "says": [
+                {"source": statement.source, "kind": statement.kind}
+                | {
+                    name: {"key": fact.key, "value": _shown(fact)}
+                    for name, fact in statement.facts.items()
+                }
+                for statement in self.setup.statements
+            ],
             "runs": {
-                "rules_of": self.running.system,
-                **{name: None if fact is None else asdict(fact) for name, fact in facts.items()},
+                "rules_of": running.system,
+                **{
+                    name: fact and {"value": fact.value, "origin": fact.origin}
+                    for name, fact in facts.items()
+                },
             },
-            "geometry": None
-            if geometry is None
-            else {name: getattr(geometry, name) for name in ("nodes", *_GEOMETRY)},
+            "geometry": geometry and {name: getattr(geometry, name) for name in _GEOMETRY},
             "findings": [asdict(finding) for finding in self.findings],
         }
         return json.dumps(outgoing_json(content), indent=2)
 
     def as_table(self) -> Group:
         """Return the tables and sentences for a console."""
-        titles = ("devices", "micro-batch", "accumulation", "global batch", "precision")
+        titles = ("devices", "micro-batch", "accumulation", "global batch")
         table = Table("file", "kind", *titles, box=box.SIMPLE_HEAD)
         for statement in self.setup.statements:
-            values = (getattr(statement, name) for name in (*_NUMBERS, "precision"))
-            cells = ("" if value is None else str(_plain(value)) for value in values)
-            table.add_row(statement.source, KINDS[statement.kind], *cells)
+            facts = (statement.facts.get(name) for name in _NUMBERS)
+            cells = (str(_shown(fact)) if fact else "" for fact in facts)
+            table.add_row(statement.source, KINDS[statement.kind].title, *cells)
         geometry = self.running.geometry
         if geometry is not None:
             table.add_section()
-            cells = (str(getattr(geometry, name)) for name in _GEOMETRY)
+            cells = (str(getattr(geometry, name)) for name in _GEOMETRY[1:])
             table.add_row(Text("what would run", "bold"), "", *cells)
         findings = [
             Text.assemble(
@@ -108,23 +108,22 @@ class Consistency:
 
     def _open_numbers(self) -> str:
         running, program = self.running, self.setup.program
-        kind = running.system if program is None else program.kind
-        keys = BATCH_KEYS.get(kind, BATCH_KEYS["script"])
+        kind = KINDS[program.kind or "script"]
         devices = ["devices (add --devices N)"] if running.devices is None else []
         batch_numbers = [
-            f"{name} ({(keys.get(part) or keys['total'])[0]})"
+            f"{name} ({[*kind.names(part), *kind.names('total')][0]})"
             for part, name in (("micro", "micro-batch"), ("accumulation", "accumulation"))
             if getattr(running, part) is None
         ]
         problem = f"nothing here states {', '.join([*devices, *batch_numbers])}"
-        if not batch_numbers or self.setup.launch is None:
+        if not batch_numbers or not self.setup.launch:
             return problem
         return f"{problem}; where another argument of the script does: --flag NAME=micro_batch_size"
 
 
 _NUMBERS = ("devices", "micro", "accumulation", "total")
 _GEOMETRY = (
-    *("data_parallel_size", "micro_batch_size"),
+    *("nodes", "data_parallel_size", "micro_batch_size"),
     *("gradient_accumulation_steps", "global_batch_size"),
 )
 
@@ -142,15 +141,13 @@ def check_configs(
     `NAME=WORD`: an argument of the user's own script and what it stands for.
     """
     if not files and not command:
-        msg = "nothing to check: give a file, or a launch command after --"
-        raise ConfigError(msg)
+        raise ConfigError("nothing to check: give a file, or a launch command after --")
     if devices is not None and not is_count(devices):
-        msg = f"devices must be an int from 1 to 2**63 - 1; given {devices}"
-        raise ConfigError(msg)
+        raise ConfigError(f"devices must be an int from 1 to 2**63 - 1; given {devices}")
     setup = gather(files, command, devices, read_flags(flags))
     running = resolve(setup)
     return Consistency(setup, running, tuple(findings_of(setup, running)))
 
 
-def _plain(value: Value[Any]) -> object:
-    return "auto" if value.is_auto else value.value
+def _shown(fact: Fact) -> object:
+    return "auto" if fact.value is None else fact.value

@@ -1,76 +1,69 @@
 """The commands of a launch script without control flow, and the values of its variables.
 
 Nothing is executed. The reader knows assignments, `export`, arrays, `${NAME:-default}`, `$((...))`
-of whole numbers, quotes and continued lines. Values that only running the script would tell (the
-output of a command, variables of the environment) stay in the words as they are written. Control
-flow, and any other command that may set a variable, is refused with its line.
+of whole numbers, quotes and continued lines: it puts values in, and shlex cuts the words. Values
+that only running the script would tell (the output of a command, variables of the environment)
+stay as they are written. Control flow, and any other command that may set a variable, is refused
+with its line.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import dropwhile, takewhile
-from pathlib import PurePath
+from itertools import takewhile
 
 from batchscape.errors import ConfigError
 
-
-def listed_words(text: str) -> frozenset[str]:
-    """Return the words of a text."""
-    return frozenset(text.split())
-
-
-_REFUSED = listed_words(
-    """
-    if then elif else fi for while until do done case esac select function { } [[ ! coproc
-    source . eval read mapfile readarray getopts let declare typeset local
-    """
+_REFUSED = re.compile(
+    r"^(?:if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|coproc"
+    r"|[{}!]|\[\[|source|\.|eval|read|mapfile|readarray|getopts|let|readonly|declare|typeset|local"
+    r"|printf -v)(?= )"
+    r"|^\w+\[.*?\]\+?=|(?<![^ /])(?:ba|z|da|k)?sh(?: \S+)*? -[a-z]*c(?= )"
 )
-"""Control flow, and commands that may set any variable."""
-_SETUP_FILES = re.compile(r"activate|conda|mamba|profile|bashrc|modules?\.sh|setvars\.sh")
-"""Files that are sourced to set up programs; they do not concern the batch."""
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+"""Control flow, commands that may set any variable, and shells that are given their commands."""
+_SETS_UP = re.compile(
+    r"(?:source|\.|eval) .*(?:activate|conda|mamba|profile|bashrc|modules?\.sh|setvars\.sh)"
+)
+"""Setting up programs does not concern the batch."""
 _ADVICE = "give the command with its values: batchscape check-config -- COMMAND"
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
-_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: int.__add__,
-    ast.Sub: int.__sub__,
-    ast.Mult: int.__mul__,
-}
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 
 _ROUND, _CURLY = r"\((?!)\)", r"\{(?!)\}"
 for _ in range(5):
-    _ROUND = (
-        rf"""\((?>[^()'"`\\\#]|(?<!\s)\#|\#[^\n]*|\\.|'[^']*'|"(?:[^"\\]|\\.)*+"|{_ROUND})*+\)"""
-    )
+    _ROUND = rf"""\((?>[^()'"`\\#]|(?<!\s)#|#[^\n]*|\\.|'[^']*'|"(?:[^"\\]|\\.)*+"|{_ROUND})*+\)"""
     _CURLY = rf"\{{(?>[^{{}}]|{_CURLY})*+\}}"
-_VALUE = rf"(?>\${_ROUND}|\${_CURLY}|\$[A-Za-z_]\w*+|\$[\d@*\#?$!-]|`[^`]*+`)"
-_TOKEN = re.compile(
-    rf"""
-    (?P<continued>\\\n) | \\(?P<escaped>.) | '(?P<quoted>[^']*+)'
-    | "(?P<text>(?>\\.|[^"\\`$]|{_VALUE}|\$(?![({{]))*+)"
-    | (?P<value>{_VALUE}) | (?<=[A-Za-z0-9_+]=)(?P<array>{_ROUND})
-    | (?P<redirection>(?:(?<!\S)\d)?&?[<>]++&?[ \t]*+) | (?P<joint>\n|;|&&|\|\||\|&?|&)
-    | (?P<blank>[ \t]++|(?<![^\s;&|(])\#[^\n]*+) | (?P<bracket>[()])
-    | (?P<plain>(?>[^\s'"`\\$;&|<>()]|\$(?![({{])|[^\S \t\n])(?>[^\s'"`\\$;&|<>()\#]|(?<!\s)\#)*+)
-    """,
-    re.VERBOSE | re.DOTALL,
+_VALUE = rf"(?>\${_ROUND}|\${_CURLY}|\$[A-Za-z_]\w*+|\$[\d@*#?$!-]|`[^`]*+`)"
+_TEXT = rf'(?>\\.|[^"\\`$]|{_VALUE}|\$(?![({{]))*+'
+_ARRAY = rf"(?<=[A-Za-z0-9_+]=){_ROUND}"
+_ATOM = (
+    rf"""(?:\\[^\n]|'[^']*+'|"{_TEXT}"|{_VALUE}|{_ARRAY}|[^\s\\'"`$;&|<>()]|[^\S \t\n]"""
+    r"|\$(?![({]))"
 )
-_IN_TEXT = re.compile(rf'\\\n|\\([$`"\\])|(?P<value>{_VALUE})', re.DOTALL)
+_BESIDE = r"[ \t]|\\\n|(?<![^\s;&|(])#[^\n]*+|(?:(?<!\S)\d)?&?(?:>>?|<(?!<))&?[ \t]*+" rf"{_ATOM}*+"
+"""Blanks, comments, redirections."""
+_STATEMENT = re.compile(rf"(?:{_BESIDE}|{_ATOM})*+", re.DOTALL)
+_JOINT = re.compile(r"\n|;|&&|\|\||\|&?|&")
+_WORD = re.compile(rf"{_BESIDE}|({_ATOM}++)", re.DOTALL)
+_PIECE = re.compile(
+    rf"""\\.|'[^']*+'|"\$\{{(?P<elements>\w+)\[@\]\}}"|"(?P<text>{_TEXT})"|(?P<value>{_VALUE})"""
+    rf"|(?P<array>{_ARRAY})",
+    re.DOTALL,
+)
+_IN_TEXT = re.compile(rf'\\\n|\\(?P<escaped>[$`"\\])|(?P<value>{_VALUE})', re.DOTALL)
 _VARIABLE = re.compile(r"(\w+)(\[[@*]\])?(?:(:?-)(.*))?", re.DOTALL)
 _BLANKS = re.compile(r"[ \t\n]+")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 """Replaces the blanks of a command that is not run, so that they end no word."""
-_EMPTY = "\ue003"
-"""Stands beside each quotation, so that an empty one is a word too."""
-_HIDDEN = str.maketrans(" \t\n", "\ue000\ue001\ue002")
-_UNHIDDEN = {0xE000: " ", 0xE001: "\t", 0xE002: "\n", 0xE003: None}
-
-Word = list[re.Match[str]]
-"""Tokens with no blank between them."""
+_ELEMENT = "\ue0ff"
+"""Stands before each element of an array."""
+_QUOTES = {ord(one): 0xE000 + ord(one) for one in "'\"\\"}
+"""Replaces what is part of a value by what shlex takes for letters."""
+_HIDDEN = _QUOTES | {ord(one): 0xE000 + ord(one) for one in " \t\n\r"}
+_SHOWN = {hidden: one for one, hidden in _HIDDEN.items()}
 
 
 @dataclass(frozen=True)
@@ -97,66 +90,32 @@ def is_unknown(word: str) -> bool:
     return bool(re.search(r"\$[\w({]|`", word))
 
 
-def _words_of(tokens: Iterable[re.Match[str]]) -> list[Word]:
-    """Return the words between blanks, without comments and redirections."""
-    words: list[Word] = [[]]
-    for token in tokens:
-        if token.lastgroup in {"blank", "joint", "redirection"}:
-            words.append([token] if token.lastgroup == "redirection" else [])
-        elif token.lastgroup != "continued":
-            words[-1].append(token)
-    return [word for word in words if word and word[0].lastgroup != "redirection"]
-
-
-def _assigns(word: Word) -> bool:
-    return bool(_ASSIGNMENT.match(word[0][0]))
-
-
 @dataclass
 class _Script:
-    """The variables, arrays and remainders while one script is read."""
+    """Variables and remainders while one script is read; arrays are variables too."""
 
     name: str
     variables: dict[str, str]
-    arrays: dict[str, list[str]] = field(default_factory=dict)
     floors: list[str] = field(default_factory=list)
     line: int = 1
 
     def read(self, text: str) -> Iterator[ShellCommand]:
         """Carry out assignments, and yield commands."""
-        statement: Word = []
-        joint_before = "\n"
-        for token in self._tokens(text):
-            if token.lastgroup != "joint":
-                statement.append(token)
-                continue
-            words, joint = _words_of(statement), token[0]
-            self.line = 1 + text.count("\n", 0, (words[0][0] if words else token).start())
-            for part in statement:
-                is_here_document = part.lastgroup == "redirection" and "<<" in part[0]
-                if part.lastgroup == "bracket" or is_here_document:
-                    raise self._refusal(part[0])
+        at, before = 0, ""
+        while at < len(text):
+            statement = _STATEMENT.match(text, at)
+            end = at if statement is None else statement.end()
+            words = [word for word in _WORD.finditer(text, at, end) if word[1]]
+            joint = _JOINT.match(text, end)
+            self.line = 1 + text.count("\n", 0, words[0].start() if words and joint else end)
+            if joint is None:
+                brackets = {"(": "(", ")": ")", "<": "<<"}
+                raise self._refusal(brackets.get(text[end], f"{text[end]} without its end"))
             if words:
                 # `&&`, `||` and `|` on either side, or `&` behind it, make it uncertain.
-                is_joined = joint_before not in {"\n", ";", "&"}
-                uncertain = joint_before if is_joined else joint
-                yield from self._statement(words, "" if uncertain in {"\n", ";"} else uncertain)
-            statement, joint_before = [], joint
-
-    def _tokens(self, text: str) -> Iterator[re.Match[str]]:
-        at = 0
-        while at < len(text):
-            token = _TOKEN.match(text, at)
-            if token is None:
-                line = 1 + text.count("\n", 0, at)
-                what = "$" + text[at + 1] if text[at] == "$" else text[at]
-                msg = (
-                    f"{self.name}: what {what} begins in line {line} is not closed, or nested too "
-                    f"deeply; {_ADVICE}"
-                )
-                raise ConfigError(msg)
-            at = token.end()
-            yield token
+                beside = (before + joint[0]).strip("\n;")
+                yield from self._statement([word[1] for word in words], beside)
+            at, before = joint.end(), "" if joint[0] == "&" else joint[0]
 
     def _refusal(self, what: str) -> ConfigError:
         return ConfigError(
@@ -164,84 +123,63 @@ class _Script:
             f"#SBATCH lines and one launch command; {_ADVICE}"
         )
 
-    def _statement(self, statement: list[Word], joint: str) -> Iterator[ShellCommand]:
-        """Carry out assignments, and yield the command; a joint makes it uncertain."""
-        heads = list(takewhile(_assigns, statement))
-        rest = statement[len(heads) :]
-        is_export = bool(rest) and rest[0][0][0] in {"export", "readonly"}
-        words: list[str] = []
-        for word in rest:
-            text = self._text(word)
-            split = [text] if is_export and _assigns(word) else _BLANKS.split(text)
-            words += [part.translate(_UNHIDDEN) for part in split if part]
+    def _statement(self, texts: Sequence[str], beside: str) -> Iterator[ShellCommand]:
+        """Carry out assignments, or yield the command; what it is joined by makes it uncertain."""
+        heads = list(takewhile(_ASSIGNMENT.match, texts))
+        rest = texts[len(heads) :]
+        words = [word for text in rest for word in self._words(text, is_whole=rest[0] == "export")]
         before = dict(self.variables)
-        for word in heads:
-            self._assign(word)
+        for head in heads:
+            self._assign(*self._words(head, is_whole=True))
         if not words:
-            if heads and joint:
-                raise self._refusal(f"an assignment beside {joint}")
+            if heads and beside:
+                raise self._refusal(f"an assignment beside {beside}")
             return
         variables, self.variables = self.variables, before
-        yield from self._command(words, variables, joint)
-
-    def _command(
-        self, words: list[str], variables: dict[str, str], joint: str
-    ) -> Iterator[ShellCommand]:
-        sets_up = words[0] in {"source", ".", "eval"} and _SETUP_FILES.search(" ".join(words[1:]))
-        is_element = re.match(r"\w+\[.*\]\+?=", words[0]) or words[:2] == ["printf", "-v"]
-        if is_element or (words[0] in _REFUSED and not sets_up):
-            raise self._refusal(words[0])
-        shell = dropwhile(lambda word: PurePath(word).name not in _SHELLS, words)
-        if any(re.fullmatch(r"-[a-z]*c", word) for word in shell):
-            raise self._refusal("a shell with -c")
-        if words[0] not in {"export", "readonly", "unset"}:
+        command = " ".join([*words, ""])
+        refused = _REFUSED.search(command)
+        if refused and not _SETS_UP.match(command):
+            raise self._refusal(refused[0])
+        if words[0] not in {"export", "unset"}:
             yield ShellCommand(tuple(words), self.line, variables, tuple(self.floors))
             return
-        for argument in words[1:]:
-            key, equals, value = argument.partition("=")
-            if joint or "$" in key:
-                raise self._refusal(" ".join(words)[:40])
+        if beside or any(is_unknown(word.partition("=")[0]) for word in words):
+            raise self._refusal(command[:40].strip())
+        for word in words[1:]:
             if words[0] == "unset":
-                self.variables.pop(key, None)
-            elif equals:
-                self.variables[key] = value
+                self.variables.pop(word, None)
+            elif "=" in word:
+                self._assign(word)
 
-    def _assign(self, word: Word) -> None:
-        key, operator, _ = re.split(r"(\+?=)", word[0][0], maxsplit=1)
-        is_appended = operator == "+="
-        if len(word) > 1 and word[1].lastgroup == "array":
-            inner = _words_of(self._tokens(word[1][0][1:-1]))
-            texts = [one for each in inner for one in _BLANKS.split(self._text(each)) if one]
-            before = self.arrays.get(key, []) if is_appended else []
-            self.arrays[key] = [*before, *(text.translate(_UNHIDDEN) for text in texts)]
-            return
-        text = self._text(word).translate(_UNHIDDEN)[len(key + operator) :]
-        self.variables[key] = self.variables.get(key, "") + text if is_appended else text
+    def _assign(self, text: str) -> None:
+        name, value = re.split(r"\+?=", text, maxsplit=1)
+        is_appended = text.startswith(f"{name}+=")
+        self.variables[name] = self.variables.get(name, "") * is_appended + value
 
-    def _text(self, word: Iterable[re.Match[str]]) -> str:
-        """Expand a word; its quoted blanks are hidden, and blanks of variables end words."""
-        text = ""
-        for token in word:
-            kind, content = token.lastgroup, token[token.lastgroup or 0]
-            if kind == "value":
-                text += self._value(content)
-            elif kind == "text" and (array := re.fullmatch(r"\$\{(\w+)\[@\]\}", content)):
+    def _words(self, text: str, *, is_whole: bool = False) -> list[str]:
+        """Expand one word of the script: blanks in unquoted values end words unless it is whole."""
+        hidden = _HIDDEN if is_whole else _QUOTES
+
+        def expanded(piece: re.Match[str]) -> str:
+            if piece["value"]:
+                return self._value(piece["value"]).translate(hidden)
+            if piece["text"]:
+                return f'"{_IN_TEXT.sub(in_text, piece["text"])}"'
+            if piece["array"]:
+                inner = filter(None, _WORD.findall(piece["array"][1:-1]))
+                elements = [element for each in inner for element in self._words(each)]
+                return "".join(_ELEMENT + element.translate(_HIDDEN) for element in elements)
+            if piece["elements"] in self.variables:
                 # `"${NAME[@]}"`: each element is a word.
-                elements = self.arrays.get(array[1], [content])
-                text += " ".join(_EMPTY + one.translate(_HIDDEN) for one in elements)
-            elif kind == "text":
-                quoted = _IN_TEXT.sub(
-                    lambda part: self._value(part[0]) if part["value"] else part[1] or "",
-                    content,
-                )
-                text += _EMPTY + quoted.translate(_HIDDEN)
-            elif kind in {"quoted", "escaped"}:
-                text += _EMPTY + content.translate(_HIDDEN)
-            elif kind in {"array", "bracket"}:
-                raise self._refusal("(")
-            elif kind != "continued":
-                text += content
-        return text
+                _, *elements = self.variables[piece["elements"]].split(_ELEMENT)
+                return " ".join(f'"{element.translate(_HIDDEN)}"' for element in elements)
+            return piece[0]
+
+        def in_text(piece: re.Match[str]) -> str:
+            value = self._value(piece["value"]) if piece["value"] else piece["escaped"] or ""
+            return value.translate(_HIDDEN)
+
+        return [word.translate(_SHOWN) for word in shlex.split(_PIECE.sub(expanded, text))]
 
     def _value(self, piece: str) -> str:
         """Expand a substitution; an unknown one stays as it is written."""
@@ -253,38 +191,36 @@ class _Script:
         variable = _VARIABLE.fullmatch(piece[2:-1] if piece[1] == "{" else piece[1:])
         if not variable:
             return unknown
-        key, is_array, how, default = variable.groups()
-        if is_array:
-            return " ".join(self.arrays[key]) if key in self.arrays else unknown
-        value = self.variables.get(key)
+        name, elements, how, default = variable.groups()
+        value = self.variables.get(name)
         if how and (value is None or (not value and how == ":-")):
-            return self._text(self._tokens(default))
-        # With braces, so that the next letters are no part of the name.
-        return f"${{{key}}}" if value is None else value
+            return " ".join(word for text in _WORD.findall(default) for word in self._words(text))
+        if value is None or bool(elements) != value.startswith(_ELEMENT):
+            # With braces, so that the next letters are no part of the name.
+            return unknown if elements else f"${{{name}}}"
+        return value[1:].replace(_ELEMENT, " ") if elements else value
 
     def _sum(self, text: str) -> str | None:
-        """Evaluate arithmetic of whole numbers; None where its value is not known."""
+        """Evaluate products and quotients of whole numbers; None where the value is not known."""
         if re.search(r"\+\+|--|[^=!<>]=(?!=)", text):
             raise self._refusal(f"$(({text}))")
         names = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
-        plain = names.sub(lambda name: self.variables.get(name[1], name[1]), text)
+        plain = names.sub(lambda name: f"({self.variables.get(name[1], name[1])})", text)
         try:
             return str(self._number(ast.parse(plain.strip().replace("/", "//"), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, MemoryError, RecursionError):
             return None
 
     def _number(self, node: ast.expr) -> int:
-        """Evaluate whole numbers, and note divisions with a remainder; ValueError for others."""
+        """Evaluate a tree, and note divisions with a remainder; ValueError for other operations."""
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
-        if not isinstance(node, ast.BinOp):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult | ast.FloorDiv):
             raise ValueError
         first, second = self._number(node.left), self._number(node.right)
-        if isinstance(node.op, ast.FloorDiv) and first >= 0 and second >= 0:
-            quotient, remainder = divmod(first, second)
-            if remainder:
-                self.floors.append(f"{first} / {second} = {quotient}, remainder {remainder}")
-            return quotient
-        if type(node.op) not in _OPERATIONS:
-            raise ValueError
-        return _OPERATIONS[type(node.op)](first, second)
+        if isinstance(node.op, ast.Mult):
+            return first * second
+        quotient, remainder = divmod(first, second)
+        if remainder:
+            self.floors.append(f"{first} / {second} = {quotient}, remainder {remainder}")
+        return quotient

@@ -34,14 +34,12 @@ def deepspeed_config(
     Source: https://www.deepspeed.ai/docs/config-json/, DeepSpeed 0.19.8.
     """
     if zero_stage not in range(4):
-        msg = f"zero_stage is 0, 1, 2 or 3; given {zero_stage=}"
-        raise ConfigError(msg)
+        raise ConfigError(f"zero_stage is 0, 1, 2 or 3; given {zero_stage=}")
     if precision not in {"float32", "bfloat16"}:
-        msg = (
+        raise ConfigError(
             f"DeepSpeed is configured for float32 or bfloat16, given {precision=}: ZeRO keeps its "
             "weights in float32, so float64 would be lost, and float16 is not offered"
         )
-        raise ConfigError(msg)
     return {
         "train_batch_size": geometry.global_batch_size,
         "train_micro_batch_size_per_gpu": geometry.micro_batch_size,
@@ -66,74 +64,6 @@ def deepspeed_config(
     }
 
 
-_MIXED = {"float32": "no", "bfloat16": "bf16"}
-
-
-def accelerate_config(
-    geometry: BatchGeometry, *, precision: str = "float32", deepspeed_json: str | None = None
-) -> dict[str, Any]:
-    """Return the content of the YAML for `accelerate launch --config_file`.
-
-    Without DeepSpeed it has no key for the accumulation: the script passes it to `Accelerator`. A
-    DeepSpeed JSON holds precision and clipping too; its path is relative to the folder of the
-    command.
-
-    Source: `accelerate.commands.config.config_args.ClusterConfig`, accelerate 1.15.
-    """
-    distributed = "MULTI_GPU" if geometry.data_parallel_size > 1 else "NO"
-    content: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "DEEPSPEED" if deepspeed_json else distributed,
-        "num_machines": geometry.nodes,
-        # Of all machines together.
-        "num_processes": geometry.data_parallel_size,
-    }
-    if deepspeed_json:
-        content["deepspeed_config"] = {"deepspeed_config_file": deepspeed_json}
-    else:
-        content["mixed_precision"] = _MIXED[precision]
-    return content
-
-
-def trainer_arguments(
-    geometry: BatchGeometry,
-    *,
-    precision: str = "float32",
-    gradient_clip_norm: float | None = None,
-) -> dict[str, Any]:
-    """Return keyword arguments of `transformers.TrainingArguments`; no clipping is a norm of 0."""
-    return {
-        "per_device_train_batch_size": geometry.micro_batch_size,
-        "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
-        "max_grad_norm": gradient_clip_norm or 0.0,
-        "bf16": precision == "bfloat16",
-        "fp16": False,
-    }
-
-
-def litgpt_config(geometry: BatchGeometry) -> dict[str, Any]:
-    """Return the keys of a LitGPT YAML that cut the batch.
-
-    LitGPT has no key for the accumulation: it is the global batch // devices // micro-batch, which
-    divides here by construction. Source: `litgpt.args.TrainArgs`, LitGPT 0.5.
-    """
-    return {
-        "devices": geometry.devices_per_node,
-        "num_nodes": geometry.nodes,
-        "train": {
-            "global_batch_size": geometry.global_batch_size,
-            "micro_batch_size": geometry.micro_batch_size,
-        },
-    }
-
-
-def torchrun_arguments(geometry: BatchGeometry) -> list[str]:
-    """Return the arguments of `torchrun` that start one process per device."""
-    arguments = ["--nnodes", str(geometry.nodes)]
-    arguments += ["--nproc_per_node", str(geometry.devices_per_node)]
-    return ["--standalone", *arguments[2:]] if geometry.nodes == 1 else arguments
-
-
 def write_configs(
     geometry: BatchGeometry,
     out: Path,
@@ -142,74 +72,98 @@ def write_configs(
     gradient_clip_norm: float | None = 1.0,
     zero_stage: int = 1,
 ) -> list[Path]:
-    """Write the files of every system for one geometry to a folder; return their paths."""
+    """Write the files of every system for one geometry to a folder; return their paths.
+
+    Sources: `accelerate.commands.config.config_args.ClusterConfig` of accelerate 1.15,
+    `litgpt.args.TrainArgs` of LitGPT 0.5.
+    """
     if gradient_clip_norm is not None and not 0 < gradient_clip_norm < math.inf:
-        msg = f"gradient_clip_norm must be above 0 and finite, or None; given {gradient_clip_norm}"
-        raise ConfigError(msg)
-    json_file = out / "deepspeed.json"
+        raise ConfigError(
+            f"gradient_clip_norm must be above 0 and finite, or None; given {gradient_clip_norm}"
+        )
+    is_half = precision == "bfloat16"
     deepspeed = deepspeed_config(
         geometry,
         zero_stage=zero_stage,
         precision=precision,
         gradient_clip_norm=gradient_clip_norm,
     )
-    if precision == "bfloat16":
+    if is_half:
         # As the switches of the Trainer and accelerate have it; our engine uses autocast.
         del deepspeed["torch_autocast"]
         deepspeed["bf16"] = {"enabled": True}
-    trainer = trainer_arguments(
-        geometry, precision=precision, gradient_clip_norm=gradient_clip_norm
+    machines = {
+        "compute_environment": "LOCAL_MACHINE",
+        "num_machines": geometry.nodes,
+        # Of all machines together.
+        "num_processes": geometry.data_parallel_size,
+    }
+    # Without DeepSpeed it has no key for the accumulation: the script passes it to `Accelerator`.
+    accelerate = machines | {
+        "distributed_type": "MULTI_GPU" if geometry.data_parallel_size > 1 else "NO",
+        "mixed_precision": "bf16" if is_half else "no",
+    }
+    # The JSON holds precision and clipping too. accelerate looks for a relative path in the folder
+    # that it is called in.
+    json_file = str((out / "deepspeed.json").absolute())
+    with_deepspeed = machines | {
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"deepspeed_config_file": json_file},
+    }
+    trainer = {
+        "per_device_train_batch_size": geometry.micro_batch_size,
+        "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
+        # Not clipped is a norm of 0.
+        "max_grad_norm": gradient_clip_norm or 0.0,
+        "bf16": is_half,
+        "fp16": False,
+    }
+    # LitGPT has no key for the accumulation: it is the global batch // devices // micro-batch.
+    litgpt = {
+        "devices": geometry.devices_per_node,
+        "num_nodes": geometry.nodes,
+        "train": {
+            "global_batch_size": geometry.global_batch_size,
+            "micro_batch_size": geometry.micro_batch_size,
+        },
+    }
+    several = f'--nnodes {geometry.nodes} --rdzv_backend c10d --rdzv_endpoint "$MASTER_ADDR:29500"'
+    nodes = "--standalone" if geometry.nodes == 1 else several
+    arguments = " ".join(f"--{key} {value}" for key, value in trainer.items())
+    identity = (
+        f"# global batch {geometry.global_batch_size} = devices {geometry.data_parallel_size} x "
+        f"micro-batch {geometry.micro_batch_size} x accumulation "
+        f"{geometry.gradient_accumulation_steps}\n"
     )
-    # accelerate looks for a relative path in the folder that it is called in.
-    with_deepspeed = accelerate_config(geometry, deepspeed_json=str(json_file.absolute()))
-    launch = " ".join(torchrun_arguments(geometry))
-    if geometry.nodes > 1:
-        launch += ' --rdzv_backend c10d --rdzv_endpoint "$MASTER_ADDR:29500"'
+
+    def as_yaml(content: Mapping[str, object], use: str) -> str:
+        return f"{identity}# {use}\n{yaml.safe_dump(content, sort_keys=False)}"
+
+    launch = "accelerate launch --config_file FILE SCRIPT; the script says the micro-batch"
     contents = {
         "deepspeed.json": json.dumps(deepspeed, indent=2) + "\n",
-        "accelerate.yaml": _yaml(
-            geometry, accelerate_config(geometry, precision=precision), _ACCELERATE
+        "accelerate.yaml": as_yaml(accelerate, launch),
+        "accelerate_deepspeed.yaml": as_yaml(
+            with_deepspeed,
+            f"{launch}\n# deepspeed_config_file is absolute: change it with the folder",
         ),
-        "accelerate_deepspeed.yaml": _yaml(geometry, with_deepspeed, _WITH_DEEPSPEED),
         # Read by transformers' own parser, which takes no comments in JSON.
-        "training_arguments.yaml": _yaml(geometry, trainer, _TRAINER),
-        "litgpt.yaml": _yaml(geometry, litgpt_config(geometry), _LITGPT),
-        "torchrun.sh": f"#!/bin/sh\n{_identity(geometry)}# sh FILE SCRIPT [ARGUMENTS]: with "
+        "training_arguments.yaml": as_yaml(
+            trainer,
+            "SCRIPT FILE, for scripts with transformers.HfArgumentParser; add what else they need",
+        ),
+        "litgpt.yaml": as_yaml(litgpt, "litgpt pretrain MODEL --config FILE; add what it needs"),
+        "torchrun.sh": f"#!/bin/sh\n{identity}# sh FILE SCRIPT [ARGUMENTS]: with "
         "TrainingArguments behind them\n"
-        f'exec torchrun {launch} "$@" {" ".join(command_line(trainer))}\n',
+        f"exec torchrun {nodes} --nproc_per_node {geometry.devices_per_node} "
+        f'"$@" {arguments}\n',
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in contents.items():
             (out / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        msg = f"{out} cannot be written to ({error.strerror}); give another folder with --out"
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            f"{out} cannot be written to ({error.strerror}); give another folder with --out"
+        ) from None
     return [out / name for name in contents]
-
-
-_ACCELERATE = "accelerate launch --config_file FILE SCRIPT; the script says the micro-batch"
-_WITH_DEEPSPEED = f"{_ACCELERATE}\n# deepspeed_config_file is absolute: change it with the folder"
-_TRAINER = "SCRIPT FILE, for scripts with transformers.HfArgumentParser; add what else they need"
-_LITGPT = "litgpt pretrain MODEL --config FILE; add what else it needs"
-
-
-def _identity(geometry: BatchGeometry) -> str:
-    return (
-        f"# global batch {geometry.global_batch_size} = devices {geometry.data_parallel_size} x "
-        f"micro-batch {geometry.micro_batch_size} x accumulation "
-        f"{geometry.gradient_accumulation_steps}\n"
-    )
-
-
-def _yaml(geometry: BatchGeometry, content: Mapping[str, Any], use: str) -> str:
-    return f"{_identity(geometry)}# {use}\n{yaml.safe_dump(dict(content), sort_keys=False)}"
-
-
-def command_line(arguments: Mapping[str, Any]) -> list[str]:
-    """Return keyword arguments as words of a command, without switches that are off."""
-    words: list[str] = []
-    for key, value in arguments.items():
-        if value is not False:
-            words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
-    return words

@@ -175,7 +175,7 @@ def test_what_cuts_the_model_is_refused_in_files_and_arguments_alike(name, tmp_p
     for cut in (f"--{name} 2", f"--{name}=2", f"{name}=2"):
         with pytest.raises(ConfigError, match="only data parallelism is covered"):
             check_configs([], f"{command} {cut}".split())
-    with pytest.raises(ConfigError, match="is only running the script would tell"):
+    with pytest.raises(ConfigError, match="is known only once the script runs"):
         check_configs([], f"{command} --{name} $N".split())
     path = tmp_path / "args.yaml"
     path.write_text(f"per_device_train_batch_size: 4\nparallel:\n  {name}: 2\n")
@@ -213,7 +213,7 @@ def test_a_number_of_the_batch_that_is_not_used_is_a_finding(argument, is_of_bat
     assert [finding.rule for finding in checked.findings] == ["unused-number"] * is_of_batch
     unknown = f"{command[:-1]}$N".split()
     if is_of_batch:
-        with pytest.raises(ConfigError, match=r"\$N is only running the script would tell"):
+        with pytest.raises(ConfigError, match=r"\$N is known only once the script runs"):
             check_configs([], unknown)
     else:
         assert check_configs([], unknown).findings == ()
@@ -273,7 +273,7 @@ UNCOUNTED = {
 def test_devices_answers_for_a_count_that_only_running_would_tell(command, tmp_path):
     path = tmp_path / "train.sh"
     path.write_text(f"{command} --micro_batch_size 4 --gradient_accumulation_steps 2\n")
-    words = f"--{UNCOUNTED[command]} .* is only running .* add --devices N"
+    words = f"--{UNCOUNTED[command]} .* is known only once .* add --devices N"
     with pytest.raises(ConfigError, match=words):
         check_configs([path])
     checked = check_configs([path], devices=16)
@@ -360,7 +360,7 @@ UNREADABLE = {
     "quote.sh": ('torchrun "a.py\n', 'line 1 has " without its end, .*; give'),
     "unset.sh": (
         "torchrun --nproc_per_node $GPUS a.py\n",
-        r"--nproc_per_node \$\{GPUS\} is only running the script would tell",
+        r"--nproc_per_node \$\{GPUS\} is known only once the script runs",
     ),
     "elastic.sh": ("torchrun --nnodes 1:4 a.py\n", "lets the number of nodes change"),
     "word.sh": ("torchrun --nproc_per_node two a.py\n", "nproc_per_node must be an int"),

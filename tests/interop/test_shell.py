@@ -245,7 +245,7 @@ def test_commands_that_set_nothing_may_stand_around(script):
 
 def test_options_that_are_there_if_a_variable_is_set_are_refused():
     script = "torchrun t.py ${MICRO:+--per_device_train_batch_size $MICRO}\n"
-    with pytest.raises(ConfigError, match=r"MICRO.* is only running the script would tell"):
+    with pytest.raises(ConfigError, match=r"MICRO.* is known only once the script runs"):
         launch_of(script)
 
 

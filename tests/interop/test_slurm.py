@@ -187,7 +187,7 @@ def test_tasks_of_the_job_are_those_of_srun_alone(starter, tmp_path):
 
 def test_a_variable_that_no_line_gives_is_named(tmp_path):
     text = directives("--gpus=8") + f"torchrun --nnodes=$SLURM_NNODES {BATCH}"
-    words = r"--nnodes \$\{SLURM_NNODES\} is only running .* in its #SBATCH lines"
+    words = r"--nnodes \$\{SLURM_NNODES\} is known only once .* in its #SBATCH lines"
     with pytest.raises(ConfigError, match=words):
         checked(tmp_path, text)
     with pytest.raises(ConfigError, match=r"\(srun\) argument -n/.* given '\$\{N\}'"):
@@ -255,7 +255,7 @@ def test_ways_to_write_an_argument(command, flags, parts):
         (("bs=micro_batch_size",), OWN, "names --bs, .* it has --batch_size, --grad_accum"),
         ((MICRO,), "", "give one launch command"),
         ((MICRO,), OWN.replace("4", "four"), "batch_size must be an int .*'four'"),
-        ((MICRO,), OWN.replace("4", "$X"), r"--batch_size \$X is only running"),
+        ((MICRO,), OWN.replace("4", "$X"), r"--batch_size \$X is known only once"),
         (("bs=global_batch_tokens",), OWN, "global_batch_tokens and sequence_length together"),
     ],
 )

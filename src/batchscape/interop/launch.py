@@ -255,9 +255,9 @@ def _refuse_unknown(
     )
     if unknown:
         raise ConfigError(
-            f"{name}: what {list_text(unknown, 'and')} is only running the script would tell; set "
-            "variables in the script, or nodes, tasks and GPUs in its #SBATCH lines, add --devices "
-            f"N for processes, or {_ADVICE}"
+            f"{name}: the value of {list_text(unknown, 'and')} is known only once the script runs; "
+            "set variables in the script, or nodes, tasks and GPUs in its #SBATCH lines, add "
+            f"--devices N for processes, or {_ADVICE}"
         )
 
 
@@ -345,7 +345,7 @@ def _script_statement(
 
 
 def _files(
-    launcher: str, options: Mapping[str, str], arguments: Mapping[str, str], rest: Sequence[str]
+    launcher: str, options: dict[str, str], arguments: Mapping[str, str], rest: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Return the configurations that a command names, with their kinds."""
     keys = ("config",) if launcher == "litgpt" else ("deepspeed", "deepspeed_config")

@@ -14,12 +14,16 @@ from batchscape.analysis.branches.critical import critical_batches
 from batchscape.analysis.branches.ramps import compared_ramps
 from batchscape.analysis.branches.schedule import varies_on_the_way
 from batchscape.analysis.cells import GEOMETRY, RATE, SEEDS, Cells, plain_texts
-from batchscape.analysis.comparing.pairs import blocks_of, join_texts, labels_of, logarithm
+from batchscape.analysis.comparing.pairs import blocks_of, join_texts, labels_of
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, stated_margin
 from batchscape.analysis.hardware import is_timed_alone, was_started
-from batchscape.analysis.joins import rows_of
+from batchscape.analysis.joins import column_of, rows_of
+from batchscape.analysis.learning_rate.aim import Optima, final_losses, find_optima
+from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.analysis.targets.schema import check
 from batchscape.config import Affects, affects_of
+from batchscape.errors import AnalysisError
+from batchscape.record.noise_scale import has_no_noise_scale
 
 View = Literal["cost", "training", "reaching", "branching"]
 """Memory and times do not depend on settings that decide the loss alone; a loss does; when a target
@@ -70,21 +74,29 @@ class Context:
         """Its runs as `compared_ramps` returns them."""
         return compared_ramps(self.cells)
 
-    @property
-    def data(self) -> list[str]:
-        """Names of the data that the runs are on."""
-        return list(self.runs["data.name"].unique())
-
     @cached_property
     def margin(self) -> tuple[float, str]:
         """Nats within which losses count as equal, and why no margin was fixed, if none was."""
         margins = pd.to_numeric(self.runs[_MARGIN], errors="coerce").to_numpy(dtype=float)
         return stated_margin(margins, "final_eval_loss")
 
-    def logs(self, figure: str | pd.Series[float]) -> pd.DataFrame:
-        """Return the figures with the logarithm of one figure, or of a column, as `value`."""
-        column = self.figures[figure] if isinstance(figure, str) else figure
-        return self.figures.assign(value=logarithm(column))
+    @cached_property
+    def optima(self) -> Optima | None:
+        """The best learning rate of each global batch, as the report finds it."""
+        finals = final_losses(self.launched.assign(learning_rate=self.runs["learning_rate"]))
+        reaches = self.reaches.assign(seed=self.reaches.get("seed_block"))
+        try:
+            return find_optima(reaches, finals.assign(seed=self.runs["seed_block"]))
+        except AnalysisError:
+            return None
+
+    def at_best(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Keep the rows at the best learning rate of their global batch, with `tuned`."""
+        if self.optima is None:
+            return rows.assign(tuned=False)
+        keys = ["global_batch_size", "learning_rate"]
+        chosen = at_best_learning_rate(*self.optima)[[*keys, "tuned"]].drop_duplicates()
+        return rows.reset_index(names="row").merge(chosen, on=keys).set_index("row")
 
     def curves(self, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return steps and evaluations by `run` (its index) in order of time, NaN where missing."""
@@ -166,6 +178,11 @@ class Evidence:
         labels = join_texts(parts, "; ", runs.index)
         if view == "cost":
             return labels
+        # An objective of the cut's own compares batches at one place alone.
+        own = column_of(runs, "not_invariant").map(has_no_noise_scale).astype(bool)
+        places = ["; devices " + runs["data_parallel_size"].astype(str)]
+        places.append(", micro " + runs["micro_batch_size"].astype(str))
+        labels = labels.mask(own, labels + places[0] + places[1])
         # Where each global batch was set one learning rate of its own, the rate is another factor.
         # A rule that makes rates of one setting chooses none.
         rates = runs[RATE if RATE in runs else "learning_rate"]

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.decisions.evidence import Basis
+from batchscape.analysis.decisions.multiplicity import pair_quantile
 from batchscape.analysis.decisions.to_target import (
     pareto_front,
     step_times,
@@ -37,7 +38,6 @@ from batchscape.analysis.decisions.to_target import (
     time_to_target,
 )
 from batchscape.analysis.estimates import FEWEST
-from batchscape.analysis.multiplicity import pair_quantile
 from batchscape.analysis.numbers import significant
 
 DERIVED = "derived: optimizer steps times the mean time of a step, over whole trainings"

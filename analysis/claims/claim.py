@@ -8,7 +8,7 @@ from itertools import chain
 
 from batchscape.analysis.claims.evidence import Context, Evidence, View
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED, Answer, Decision, Test
-from batchscape.analysis.commands import seeds_command, timing_command
+from batchscape.analysis.commands import seeds_command
 from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.estimates import FEWEST, Estimate, too_few
 
@@ -154,8 +154,8 @@ class Claim:
                 along = f"along the {name}, " if len(self.rules) > 1 else ""
                 reason = result.reason or along + too_few(most, "pairs of runs", self.fewest)
                 n = 0 if result.reason or along else most
-                is_compared = bool(contrasts)
-                return Judgement.undecided(reason, definition, ids, n=n, is_compared=is_compared)
+                more = bool(contrasts) and not result.reason
+                return Judgement.undecided(reason, definition, ids, n=n, is_compared=more)
             decisions[name] = decision
         against = [each for each in decisions.values() if each.answer == CONTRADICTED]
         first = [*against[-1:], *decisions.values()][0]
@@ -182,22 +182,17 @@ class Claim:
 
     def _judge(self, context: Context) -> Judgement | None:
         """Decide, and add the command for valid times where these would decide more."""
-        judgement = self._decide(context)
-        untimed = context.launched["timing_note"].notna() & context.runs["status"].eq("completed")
-        if not untimed.any() or (judgement is not None and judgement.verdict != OPEN):
+        judgement, command = self._decide(context), context.timing_command
+        if command is None or (judgement is not None and judgement.verdict != OPEN):
             return judgement
-        timed = context.evidence.as_if_timed.contexts(self.view)
-        (same_runs,) = (each for each in timed if each.label == context.label)
-        with_times = self._decide(same_runs)
+        with_times = self._decide(context.as_if_timed)
         n = 0 if judgement is None else judgement.effect.n
-        if with_times is None or not with_times.is_compared or n >= with_times.effect.n > 0:
-            return judgement
-        command = timing_command(context.launched[untimed], context.evidence.cells.runs)
-        if command is None:
+        if with_times is None or with_times.effect.n <= n:
             return judgement
         if judgement is None:
-            notes = "; ".join(sorted(set(context.launched.loc[untimed, "timing_note"])))
-            reason = f"the times of {untimed.sum()} runs do not count ({notes})"
+            notes = context.runs.loc[context.runs["status"].eq("completed"), "timing_note"].dropna()
+            why = "; ".join(sorted(set(notes)))
+            reason = f"the times of {len(notes)} runs do not count ({why})"
             judgement = Judgement.undecided(reason, self.effect, with_times.run_ids)
         return replace(judgement, settle=command)
 
@@ -205,9 +200,9 @@ class Claim:
         """Add the context, and a command for more seeds where these decide too little."""
         n = judgement.effect.n
         seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
-        command, (_, several) = judgement.settle, context.margin
-        if command is None and judgement.is_compared and (not several or self.view == "cost"):
-            command = seeds_command(context.launched, seeds)
+        command = judgement.settle
+        if command is None and judgement.is_compared:
+            command = seeds_command(context.runs, seeds)
         more = f" seed={','.join(map(str, seeds))}" if n > 1 else ""
         settle = command or self.settle + more
         is_behind = context.runs["run_id"].isin(judgement.run_ids)

@@ -14,10 +14,12 @@ from batchscape.analysis.branches.critical import critical_batches
 from batchscape.analysis.branches.ramps import compared_ramps
 from batchscape.analysis.branches.schedule import varies_on_the_way
 from batchscape.analysis.cells import GEOMETRY, RATE, SEEDS, Cells, plain_texts
+from batchscape.analysis.commands import timing_command
 from batchscape.analysis.comparing.pairs import blocks_of, join_texts, labels_of
+from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, stated_margin
 from batchscape.analysis.hardware import is_timed_alone, was_started
-from batchscape.analysis.joins import column_of, rows_of
+from batchscape.analysis.joins import rows_of
 from batchscape.analysis.learning_rate.aim import Optima, final_losses, find_optima
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.analysis.targets.schema import check
@@ -32,10 +34,11 @@ is reached does not depend on the budget; branches of a training may differ in m
 _MARGIN = MARGIN_SETTINGS["final_eval_loss"]
 _CADENCE = "evaluation.every_samples"
 _NAMED = ("hardware", "precision", "model.name", "data.name")
-_KEPT = (
-    *("sweep_dir", "run_id", "trajectory_id", "cell", "status", "stop_reason", "samples"),
-    *("train_samples", "data.name", "not_invariant", "timing_valid", _MARGIN),
+_NEEDED = (
+    *("stop_reason", "samples", "train_samples", "not_invariant", "timing_note"),
+    _MARGIN,
 )
+"""Columns that runs may lack."""
 _REACHES = ("sweep_dir", "run_id", "target_loss", "outcome", "samples_to_target")
 
 
@@ -45,24 +48,44 @@ class Context:
 
     label: str
     runs: pd.DataFrame
-    """One row a run of any status but `rejected`, with its geometry, `learning_rate`,
-    `seed_block` (runs of one sweep and equal seeds) and `block` (of equal timing repeat, too)."""
-    figures: pd.DataFrame
-    """The same columns for completed runs, with their figures; times only where they are valid."""
-    reaches: pd.DataFrame
-    """Rows of the runs of this context; empty where there are none."""
+    """One row a run of any status but `rejected`, with all its columns, `seed_block` (runs of one
+    sweep and equal seeds) and `block` (of equal timing repeat, too)."""
     evidence: Evidence
     """The evidence that the context is a part of."""
 
     @cached_property
-    def launched(self) -> pd.DataFrame:
-        """The runs of this context with all their columns."""
-        return self.evidence.cells.runs.loc[self.runs.index]
-
-    @cached_property
     def cells(self) -> Cells:
         """The cells with the runs of this context."""
-        return replace(self.evidence.cells, runs=self.launched)
+        return replace(self.evidence.cells, runs=self.runs)
+
+    @cached_property
+    def figures(self) -> pd.DataFrame:
+        """The completed runs with their figures; times only where they are valid."""
+        figures = self.cells.figures
+        rest = self.runs.columns.difference(figures.columns)
+        return self.runs[["cell", "trajectory_id", *rest]].join(
+            figures.drop(columns=["cell", "trajectory_id"]), how="inner"
+        )
+
+    @cached_property
+    def reaches(self) -> pd.DataFrame:
+        """Rows of the runs of this context; empty where there are none."""
+        reaches, keys = self.evidence.reaches, ["sweep_dir", "run_id"]
+        if reaches is None or reaches.empty:
+            return pd.DataFrame()
+        added = [*GEOMETRY, "trajectory_id", "learning_rate", "seed_block", "timing_valid"]
+        rows = reaches.drop(columns=added, errors="ignore")
+        return rows.merge(self.runs[[*keys, *added]], on=keys)
+
+    @cached_property
+    def as_if_timed(self) -> Context:
+        """The same with all times valid, to choose which command to suggest."""
+        return replace(self, runs=self.runs.assign(timing_valid=True))
+
+    @cached_property
+    def timing_command(self) -> str | None:
+        """The command that gives times to the completed runs that have none, if it helps."""
+        return timing_command(self.runs, self.evidence.cells.runs)
 
     @cached_property
     def ages(self) -> pd.DataFrame:
@@ -83,10 +106,9 @@ class Context:
     @cached_property
     def optima(self) -> Optima | None:
         """The best learning rate of each global batch, as the report finds it."""
-        finals = final_losses(self.launched.assign(learning_rate=self.runs["learning_rate"]))
-        reaches = self.reaches.assign(seed=self.reaches.get("seed_block"))
+        finals = final_losses(self.runs).assign(seed=self.runs["seed_block"])
         try:
-            return find_optima(reaches, finals.assign(seed=self.runs["seed_block"]))
+            return find_optima(self.reaches.assign(seed=self.reaches.get("seed_block")), finals)
         except AnalysisError:
             return None
 
@@ -126,41 +148,19 @@ class Evidence:
         if self.reaches is not None and not self.reaches.empty:
             check(self.reaches, "a table of steps to target", _REACHES)
 
-    @cached_property
-    def as_if_timed(self) -> Evidence:
-        """The same with all times valid, to choose which command to suggest."""
-        reaches = self.reaches
-        if reaches is not None and "time_to_target_s" in reaches:
-            some = reaches["time_to_target_s"].fillna(reaches["samples_to_target"])
-            reaches = reaches.assign(time_to_target_s=some)
-        runs = self.cells.runs.assign(timing_valid=True)
-        return Evidence(replace(self.cells, runs=runs), self.steps, self.evals, self.ranks, reaches)
-
     def contexts(self, view: View) -> list[Context]:
         """Return the contexts, in the order of their labels."""
         if view not in self._contexts:
             runs = self._launched_runs()
             if view != "cost":
                 runs = runs[~is_timed_alone(runs)]
-            labels = self._labels(runs, view)
-            columns = [*_KEPT, *GEOMETRY, "learning_rate", "seed_block", "block"]
-            runs = runs.reindex(columns=[*dict.fromkeys(columns)])
-            figures = self.cells.figures.drop(columns=["cell", "trajectory_id"])
-            self._contexts[view] = [
-                Context(
-                    label=str(label),
-                    runs=context_runs,
-                    figures=context_runs.join(figures, how="inner"),
-                    reaches=self._reaches(context_runs),
-                    evidence=self,
-                )
-                for label, context_runs in runs.groupby(labels)
-            ]
+            groups = runs.groupby(self._labels(runs, view))
+            self._contexts[view] = [Context(str(label), group, self) for label, group in groups]
         return self._contexts[view]
 
     def _launched_runs(self) -> pd.DataFrame:
         runs = self.cells.runs
-        runs = runs[was_started(runs)]
+        runs = runs[was_started(runs)].reindex(columns=[*dict.fromkeys([*runs, *_NEEDED])])
         runs = runs.dropna(subset=list(GEOMETRY)).sort_values(["sweep_dir", "run_id"])
         rates = runs.get("learning_rate", runs.get(RATE, pd.Series(np.nan, runs.index)))
         return runs.assign(
@@ -179,10 +179,9 @@ class Evidence:
         if view == "cost":
             return labels
         # An objective of the cut's own compares batches at one place alone.
-        own = column_of(runs, "not_invariant").map(has_no_noise_scale).astype(bool)
-        places = ["; devices " + runs["data_parallel_size"].astype(str)]
-        places.append(", micro " + runs["micro_batch_size"].astype(str))
-        labels = labels.mask(own, labels + places[0] + places[1])
+        is_own = runs["not_invariant"].map(has_no_noise_scale).astype(bool)
+        devices, micro = (runs[name].astype(str) for name in FACTORS[:2])
+        labels = labels.mask(is_own, labels + "; devices " + devices + ", micro " + micro)
         # Where each global batch was set one learning rate of its own, the rate is another factor.
         # A rule that makes rates of one setting chooses none.
         rates = runs[RATE if RATE in runs else "learning_rate"]
@@ -191,15 +190,6 @@ class Evidence:
         is_confounded = labels.map(has_one_each & rates.groupby(labels).nunique().gt(1))
         with_rate = labels + "; learning rate " + plain_texts(rates)
         return labels.mask(is_confounded.astype(bool), with_rate)
-
-    def _reaches(self, runs: pd.DataFrame) -> pd.DataFrame:
-        if self.reaches is None or self.reaches.empty:
-            return pd.DataFrame()
-        keys = ["sweep_dir", "run_id"]
-        added = [*GEOMETRY, "trajectory_id", "learning_rate", "seed_block", "timing_valid"]
-        return self.reaches.drop(columns=added, errors="ignore").merge(
-            runs[[*keys, *added]], on=keys
-        )
 
 
 def _rows(table: pd.DataFrame, runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -105,9 +105,7 @@ def _answer(main: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Iterator[st
         return
     numbers = {answer: answers.count({answer}) for answer in (SUPPORTED, CONTRADICTED, OPEN)}
     counts = [f"{count} {answer}" for answer, count in numbers.items() if count]
-    conflicting = sum(len(of_claim) > 1 for of_claim in answers)
-    differ = f", and {conflicting} that differ between contexts" if conflicting else ""
-    yield f"Of {len(answers)} claims, these runs leave {', '.join(counts)}{differ}."
+    yield f"Of {len(answers)} claims, these runs leave {', '.join(counts)}."
     # What was tested and stayed open had its chance to be settled wrongly too.
     tested = sum(verdict.effect.is_identified for verdict in verdicts)
     yield (

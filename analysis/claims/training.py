@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.branches.ramps import against_first_batch, follows, late_against_early
+from batchscape.analysis.cells import geometry_label
 from batchscape.analysis.claims.claim import Judgement, Result
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
-from batchscape.analysis.comparing.pairs import Contrast, contrasts_of, logarithm, settings_text
+from batchscape.analysis.comparing.pairs import Contrast, contrasts_of, logarithm
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.equivalence.paired import paired_differences
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate, too_few
@@ -27,13 +28,13 @@ LEAST = 0.1
 """An exponent below 0.1 is no growth: a batch 10 times larger would change things by 26 %. Ours."""
 RISE = 0.02
 """A rise larger than the reference's by 2 % of the loss at the start counts as unstable: ours."""
+LOST = 1.0
+"""The rise of a run that diverged: it lost the whole of its loss at the start. Ours."""
 WITHIN = 2.0
 """Factor within which a noise scale tells a critical batch: the step between batches. Ours."""
 _BATCH = "global_batch_size"
 _EPOCHS = 2.0
 """Before the data come around, training loss is a held-out loss, and there is no gap to widen."""
-_FISHER = 0.025
-"""Half of 5 %: the other half goes to the rise, whose 95 % interval ends at a one-sided 2.5 %."""
 _BY_SAMPLES = (
     "in samples, for lack of valid times; all have the same micro-batch and devices, so that time "
     "is proportional to samples, but for what an update itself takes"
@@ -73,41 +74,18 @@ def of_times_to_target(context: Context) -> Result | None:
     return Result({"most": contrasts}, facts, definition, _untuned(rows))
 
 
-def of_rises(context: Context) -> Result | Judgement | None:
-    """Largest rise of the training loss, or divergence, of the smallest and the middle batch."""
+def of_rises(context: Context) -> Result | None:
+    """Largest rise of the training loss, of the smallest batch and the middle one."""
     ends = _ends(context, largest=False)
     if ends is None:
         return None
     runs = ends.runs[ends.runs["status"].isin(["completed", "diverged"])]
-    # Cuts and repeats of one seed diverge together: a seed counts once.
-    is_lost = runs["status"].eq("diverged").groupby([runs[_BATCH], runs["seed_block"]]).any()
-    diverged = is_lost.groupby(level=0).agg(["sum", "size"])
-    diverged = diverged.reindex([ends.end, ends.middle], fill_value=0)
-    counts = ", ".join(f"{row['sum']} of {row['size']} at {b}" for b, row in diverged.iterrows())
-    p = 1.0
-    if diverged["sum"].iloc[0]:
-        # The import takes a second, for which a report without divergence need not wait.
-        from scipy.stats import fisher_exact
-
-        table = diverged.assign(size=diverged["size"] - diverged["sum"]).to_numpy(dtype=int)
-        p = float(fisher_exact(table, alternative="greater").pvalue)
-    if p < _FISHER:
-        end, middle = diverged["sum"] / diverged["size"]
-        definition = f"difference of the share of seeds that diverged: {ends.end} - {ends.middle}"
-        n, method = int(diverged["size"].min()), f"Fisher's exact test, p = {p:.2g}"
-        effect = Estimate(end - middle, math.nan, math.nan, n, "", method, definition, ends.note)
-        says = f"Seeds that diverged: {counts} ({method})."
-        says += f" Beware: {ends.note}." if ends.note else ""
-        return Judgement(SUPPORTED, effect, tuple(sorted(set(runs["run_id"]))), says)
-    completed = runs.index[runs["status"].eq("completed")]
-    rises = largest_rises(context.curves(runs)[0], runs[_BATCH], completed)
-    # What diverged rose by more than was seen.
-    is_bound = bool(diverged["sum"].iloc[0])
-    contrasts = [
-        replace(each, bounds_below=is_bound) for each in ends.compare(runs.assign(value=rises))
-    ]
-    facts = {"p": f"{p:.2g}", "counts": counts, "windows": WINDOWS}
-    return Result({"rise": contrasts}, facts, note=ends.note)
+    is_lost = runs["status"].eq("diverged")
+    rises = largest_rises(context.curves(runs)[0], runs[_BATCH], runs.index[~is_lost])
+    contrasts = ends.compare(runs.assign(value=rises.mask(is_lost, LOST)))
+    seeds = is_lost.groupby([runs[_BATCH], runs["seed_block"]]).any().groupby(level=0)
+    counts = ", ".join(f"{lost.sum()} of {len(lost)} at {batch}" for batch, lost in seeds)
+    return Result({"rise": contrasts}, {"counts": counts, "windows": WINDOWS}, note=ends.note)
 
 
 def at_equal_training_loss(context: Context) -> Result | Judgement | None:
@@ -201,20 +179,17 @@ def _paired_cuts(context: Context, within: list[str], *, of_one: bool = False) -
     has_held_out = context.figures["final_eval_loss"].notna().all()
     pairs = pairs[pairs["quantity"].eq("final_eval_loss" if has_held_out else "final_loss")]
     pairs = pairs[np.isfinite(pairs["difference"])]
-    contrasts = []
-    for (cell, reference), rows in pairs.groupby(["cell", "reference"]):
-        cut, base = cells.table.loc[cell], cells.table.loc[reference]
-        if not cut[within].equals(base[within]) or (of_one and base[FACTORS[2]] != 1):
-            continue
-        names = [settings_text(FACTORS, side[[*FACTORS]]) for side in (cut, base)]
-        place = settings_text(within, cut[within])
-        contrasts.append(
-            Contrast(
-                f"{' against '.join(names)} ({place})",
-                rows["difference"].to_numpy(dtype=float),
-                tuple(sorted({*rows["run_id"], *rows["run_id_reference"]})),
-            )
+    table, labels = cells.table, geometry_label(cells.table)
+    contrasts = [
+        Contrast(
+            f"{labels[cell]} against {labels[reference]}",
+            rows["difference"].to_numpy(dtype=float),
+            tuple(sorted({*rows["run_id"], *rows["run_id_reference"]})),
         )
+        for (cell, reference), rows in pairs.groupby(["cell", "reference"])
+        if table.loc[cell, within].equals(table.loc[reference, within])
+        if not of_one or table.loc[reference, FACTORS[2]] == 1
+    ]
     # Of any two cuts: the one that all are compared with may have failed, or diverged as well.
     ended = runs[runs["status"].isin(["completed", "diverged"])]
     outcomes = ended.groupby([*within, "trajectory_id"])["status"].nunique()

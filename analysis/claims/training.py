@@ -241,31 +241,35 @@ def of_noise_scale(context: Context) -> Judgement | None:
         return None
     ids = tuple(sorted({*" ".join(ages["run_ids"]).split()}))
     definition = "ratio of the critical batch by branches to the gradient noise scale"
-    ratios = ages[["age_samples", "n"]].assign(
-        value=ages["estimate"] / ages["noise_estimate"],
-        low=ages["low"] / ages["noise_high"],
-        high=ages["high"] / ages["noise_low"],
-    )
-    ratios = ratios.dropna(subset=["low", "high"])
-    if ratios.empty:
+    ratios = [
+        Estimate(
+            row["estimate"] / row["noise_estimate"],
+            row["low"] / row["noise_high"],
+            row["high"] / row["noise_low"],
+            int(row["n"]),
+            *("", "ends of both 95 % intervals"),
+            f"{definition} after {row['age_samples']} samples",
+        )
+        for _, row in ages.iterrows()
+    ]
+    bounded = [ratio for ratio in ratios if not math.isnan(ratio.low + ratio.high)]
+    if not bounded:
         few = too_few(int(ages["n"].max()), "seeds")
         return Judgement.undecided(few, definition, ids, is_compared=True)
-    is_outside = ratios["low"].gt(WITHIN) | ratios["high"].lt(1 / WITHIN)
-    # An age at which the interval lies outside, else the one at which it reaches farthest.
-    reach = np.maximum(ratios["high"], 1 / ratios["low"])
-    chosen = is_outside if is_outside.any() else ratios["value"].notna()
-    deciding = ratios.iloc[int(reach.where(chosen, 0.0).to_numpy().argmax())]
-    value, low, high = (float(deciding[name]) for name in ("value", "low", "high"))
-    effect = Estimate(
-        value, low, high, int(deciding["n"]), "", "ends of both 95 % intervals", definition
-    )
+    outside = [ratio for ratio in bounded if ratio.low > WITHIN or ratio.high < 1 / WITHIN]
+
+    def reach(ratio: Estimate) -> tuple[bool, float]:
+        """Tell how far an interval reaches; one without a value decides last."""
+        return ratio.is_identified, max(ratio.high, 1 / ratio.low if ratio.low else math.inf)
+
+    effect = max(outside or bounded, key=reach)
+    is_supported = reach(effect)[1] <= WITHIN and len(bounded) == len(ratios)
+    answer = CONTRADICTED if outside else SUPPORTED if is_supported else OPEN
     says = (
-        f"Of {len(ages)} ages, that after {deciding['age_samples']:g} samples decides: the ratio "
-        f"is {effect.text()}; as large means within a factor of {WITHIN:g}. Its ends are those of "
-        "both intervals: wider than 95 %, in place of a correction for several ages."
+        f"Of {len(ages)} ages one decides, by the {effect.definition}: {effect.text()}; as large "
+        f"means within a factor of {WITHIN:g}. Its ends are those of both intervals: wider than "
+        "95 %, in place of a correction for several ages."
     )
-    is_supported = reach.le(WITHIN).all() and len(ratios) == len(ages)
-    answer = CONTRADICTED if is_outside.any() else SUPPORTED if is_supported else OPEN
     return Judgement(answer, effect, ids, says, is_compared=True)
 
 

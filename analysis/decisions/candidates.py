@@ -142,20 +142,6 @@ def candidates_of(
     return rows
 
 
-def largest_micro_batch(model: MemoryModel, devices: int, memory_gib: float, most: int) -> int:
-    """Find the largest micro-batch up to `most` that fits when accumulated; 0: none."""
-
-    def fits(micro: int) -> bool:
-        upper = _upper(model, (devices, micro, 2))
-        return upper * (1 + MEMORY_MARGIN) <= memory_gib
-
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
 def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: int) -> pd.DataFrame:
     """Compare every candidate with one of them.
 

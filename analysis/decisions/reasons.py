@@ -10,7 +10,6 @@ import pandas as pd
 
 from batchscape.analysis.cells import RATE
 from batchscape.analysis.commands import (
-    SHIPPED,
     cut_command,
     seeds_command,
     timing_command,
@@ -20,25 +19,12 @@ from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
     DERIVED,
     MEMORY_MARGIN,
-    failures_that_count,
-    largest_micro_batch,
     memory_of_device,
 )
 from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.estimates import FEWEST, interval_text, too_few
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.text import SIZES, count_text, duration_text, size_text
-
-_REACH = 4
-"""Largest micro-batch to predict memory for, over the largest measured one (our choice)."""
-_STUDIES = {
-    "how memory grows with the micro-batch": "vary_micro_batch",
-    "how time grows with the micro-batch": "vary_micro_batch",
-    "what the exchange between devices costs": "device_scaling",
-    "the critical batch": "vary_global_batch",
-    "the best learning rate of each global batch": "learning_rate",
-}
-"""What runs may leave open, and the shipped study that tells."""
 
 
 def reasons_for(
@@ -47,7 +33,7 @@ def reasons_for(
     """Explain micro-batch, devices, accumulation, learning rate and time of the chosen row."""
     memory = memory_of_device(evidence, memory_gib, chosen["data_parallel_size"])
     return [
-        _micro_batch(evidence, chosen, memory),
+        _micro_batch(chosen, memory),
         *_devices_and_accumulation(candidates, chosen),
         _learning_rate(evidence, chosen),
         _time(evidence, chosen),
@@ -55,58 +41,24 @@ def reasons_for(
 
 
 def missing_evidence(evidence: Basis) -> list[str]:
-    """Name what the runs do not identify, with a command that would settle it."""
-    memory, times, reaches = evidence.memory, evidence.step_time, evidence.reaches
-    identified = [
-        memory is not None
-        and all(
-            memory.phases[name].estimates["per_sample_gib"].is_identified
-            for name in memory.limiting
-        ),
-        # Without any time, that is what is missing.
-        *(
-            times is None or times.estimates[name].is_identified
-            for name in ("per_sample_s", "exchange_s")
-        ),
-        evidence.critical is not None and evidence.critical.is_identified,
-        reaches is not None and reaches.get("tuned", pd.Series([False])).all(),
-    ]
-    return [
-        *_missing_times(evidence),
-        *(
-            _settle(what, study)
-            for (what, study), settled in zip(_STUDIES.items(), identified, strict=True)
-            if not settled
-        ),
-        *_missing_seeds(evidence),
-    ]
-
-
-def _missing_times(evidence: Basis) -> list[str]:
-    """Say that no cut has a time, or how many have none that could be had."""
+    """Name times and seeds that the runs lack, with the command that adds them."""
+    missing = []
     untimed = untimed_cells(evidence.runs) if len(evidence.runs) else evidence.runs
-    what = "the time of a step"
-    if evidence.step_time is not None:
-        if untimed.empty or timing_command(untimed, evidence.same_sweeps) is None:
-            return []
-        what = f"the time of {count_text(untimed['cell'].nunique(), 'cut')}"
-    return [f"Not identified: {what}. {measured_again(evidence)}"]
-
-
-def _missing_seeds(evidence: Basis) -> list[str]:
-    """Say that seeds are too few to tell how they vary; without a target, that times are."""
+    if evidence.step_time is None:
+        missing.append(f"Not identified: the time of a step. {measured_again(evidence)}")
+    elif len(untimed) and timing_command(untimed, evidence.same_sweeps) is not None:
+        cuts = count_text(untimed["cell"].nunique(), "cut")
+        missing.append(f"Not identified: the time of {cuts}. {measured_again(evidence)}")
     n_times = evidence.table.groupby(list(FACTORS))["step_time_s"].count().max()
     runs, varies = evidence.reaches, "steps vary between seeds"
     if runs is None:
         runs, varies = evidence.table, "times vary between runs"
     n_seeds = runs["seed"].nunique()
     if n_seeds >= FEWEST or (evidence.reaches is None and n_times >= FEWEST):
-        return []
-    what = f"how {varies}: {too_few(n_seeds, 'seeds')}"
+        return missing
     command = seeds_command(evidence.runs, range(FEWEST))
-    if command is None:
-        return [_settle(what, "vary_global_batch")]
-    return [f"Not identified: {what}. The same sweep with more seeds settles it: {command}"]
+    how = f" The same sweep with more seeds settles it: {command}" if command else ""
+    return [*missing, f"Not identified: how {varies}: {too_few(n_seeds, 'seeds')}.{how}"]
 
 
 def measured_next(evidence: Basis, compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
@@ -153,12 +105,7 @@ def measured_again(evidence: Basis) -> str:
     )
 
 
-def _settle(what: str, sweep: str) -> str:
-    command = f"batchscape sweep sweeps={sweep}"
-    return f"Not identified: {what}. A shipped study, {SHIPPED}, tells: {command}"
-
-
-def _micro_batch(evidence: Basis, chosen: pd.Series[Any], memory_gib: float) -> str:
+def _micro_batch(chosen: pd.Series[Any], memory_gib: float) -> str:
     text = f"Micro-batch {chosen['micro_batch_size']}"
     if math.isnan(chosen["memory_gib"]):
         return f"{text}: how much memory it takes is not known, and whether it fits."
@@ -166,36 +113,7 @@ def _micro_batch(evidence: Basis, chosen: pd.Series[Any], memory_gib: float) -> 
     text += f": it takes {needed} ({chosen['memory_source']}, and {MEMORY_MARGIN:.0%} margin)"
     if math.isnan(memory_gib):
         return f"{text}; the memory of a device is not recorded, so give --memory-gib to check it."
-    largest = _largest(evidence, chosen, memory_gib)
-    return f"{text} of {size_text(memory_gib * SIZES['GiB'])} a device.{largest}"
-
-
-def _largest(evidence: Basis, chosen: pd.Series[Any], memory_gib: float) -> str:
-    """Name the largest micro-batch that fits by the memory model, up to the share of a device.
-
-    Empty where the model puts it below the micro-batch that was measured to fit.
-    """
-    devices, micro, batch = chosen[[*FACTORS[:2], "global_batch_size"]]
-    model, share = evidence.memory, batch // devices
-    if model is None or micro == share:
-        return ""
-    slopes = (model.phases[name].estimates["per_sample_gib"] for name in model.limiting)
-    # Without an interval, which is NaN, the value alone tells.
-    if not any(slope.value > 0 and not slope.low <= 0 for slope in slopes):
-        return " The largest that fits is not identified: memory was not found to grow with it."
-    measured = int(model.measured["micro_batch_size"].max())
-    most = min(share, _REACH * measured)
-    largest = largest_micro_batch(model, devices, memory_gib, most)
-    if largest < micro:
-        return ""
-    counted = failures_that_count(evidence, memory_gib, devices)
-    failed = min((m for _, m, _ in counted), default=math.inf)
-    if failed <= largest:
-        return f" By the memory model {largest} would fit, but {failed} ran out of memory."
-    return (
-        f" The largest that fits, by the memory model, is {largest} (looked for up to {most}; "
-        f"measured up to {measured})."
-    )
+    return f"{text} of {size_text(memory_gib * SIZES['GiB'])} a device."
 
 
 def _devices_and_accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:

@@ -38,7 +38,7 @@ _MOST_NAMED = 3
 _CARRIED = (
     *("global_batch_size", "learning_rate", "time_s", "time_low_s", "time_high_s"),
     *("device_hours", "device_hours_low", "device_hours_high"),
-    *("memory_gib", "source", "on_front", "fits", "beyond", "derived", "note"),
+    *("memory_gib", "source", "on_front", "fits", "beyond", "derived"),
 )
 """Columns of a geometry that JSON carries, beside its factors."""
 _COMPARED = ("times_slower", "times_slower_low", "times_slower_high", "times_dearer")

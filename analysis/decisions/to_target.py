@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.estimates import FEWEST, t_reach
-from batchscape.text import count_text
 
 _Floats = NDArray[np.float64]
 
@@ -131,10 +129,9 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         The rows of `times` whose global batch, or cut, is in `steps`, with the columns of both and
         `time_s`, `time_low_s`, `time_high_s`, `device_hours`, `device_hours_low`,
-        `device_hours_high`, `log`, `log_variance`, `degrees`, `on_front` (no other row is faster
-        and cheaper) and `note`. Where a run did not reach, the upper end is infinite and the lower
-        one a bound; where most did not, the value is infinite. NaN: unknown, or no interval, which
-        takes `FEWEST` seeds and degrees to match.
+        `device_hours_high`, `log`, `log_variance` and `degrees`. Where a run did not reach, the
+        upper end is infinite and the lower one a bound; where most did not, the value is infinite.
+        NaN: unknown, or no interval, which takes `FEWEST` seeds and degrees to match.
     """
     rows = times.merge(steps, left_on=list(steps.index.names), right_index=True, how="inner")
     rows = rows.reset_index(drop=True)
@@ -158,8 +155,6 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     hours = rows["data_parallel_size"] / 3600
     for end in ("", "_low", "_high"):
         rows[f"device_hours{end}"] = rows[f"time{end}_s"] * hours
-    rows["on_front"] = pareto_front(rows["time_s"], rows["device_hours"])
-    rows["note"] = [_note(row) for _, row in rows.iterrows()]
     return rows
 
 
@@ -177,16 +172,9 @@ def pareto_front(time: pd.Series[float], cost: pd.Series[float]) -> NDArray[np.b
     """
     values = np.column_stack([time.to_numpy(dtype=float), cost.to_numpy(dtype=float)])
     finite = np.isfinite(values).all(axis=1)
-    order = [i for i in np.lexsort((values[:, 1], values[:, 0])) if finite[i]]
-    front = np.zeros(len(values), dtype=bool)
-    best, fastest = math.inf, math.nan
-    for i in order:
-        # Of rows as fast as one another the cheapest comes first; an equal twin is not beaten.
-        twin = values[i, 1] == best and values[i, 0] == fastest
-        if values[i, 1] < best or twin:
-            front[i] = True
-            best, fastest = values[i, 1], values[i, 0]
-    return front
+    others, each = values[finite, None], values[None, :]
+    is_beaten = ((others <= each).all(axis=2) & (others < each).any(axis=2)).any(axis=0)
+    return finite & ~is_beaten
 
 
 def _trajectories(group: pd.DataFrame, by: Sequence[str]) -> tuple[pd.DataFrame, str]:
@@ -243,18 +231,3 @@ def _step_time(
         "source": source,
         "beyond": beyond,
     }
-
-
-def _note(row: pd.Series[Any]) -> str:
-    notes = []
-    if row["n_reached"] < row["n_seeds"]:
-        notes.append(f"{row['n_seeds'] - row['n_reached']} of {row['n_seeds']} did not reach")
-    if 0 < row["n_seeds"] < FEWEST:
-        notes.append(count_text(row["n_seeds"], "seed"))
-    if row["source"] == "measured" and row["n_runs"] < FEWEST:
-        notes.append(count_text(row["n_runs"], "valid time"))
-    if row["source"] != "measured":
-        notes.append(f"step time {row['source']}")
-    if row["beyond"]:
-        notes.append(f"beyond the measured range: {row['beyond']}")
-    return "; ".join(notes)

@@ -62,15 +62,25 @@ def of_times_to_target(context: Context) -> Result | None:
     # What arrived late or never would be left out of times.
     is_timed = times.notna().all()
     values = times if is_timed else logarithm(samples_or_bound(rows))
-    contrasts = _largest_against_others(rows.assign(value=values))
-    has_bounds = any(contrast.bounds_below for contrast in contrasts)
+    largest = rows[_BATCH].max()
+    unreached = set(rows.loc[rows["outcome"].ne("reached"), _BATCH])
+    # A bound of a smaller batch would be one from above, which says nothing.
+    values = values.mask(rows[_BATCH].isin(unreached - {largest}))
+    # Timing repeats share a trajectory: seeds are the pairs.
+    pairs = contrasts_of(
+        rows.assign(value=values),
+        *(_BATCH, [], "seed_block"),
+        lambda batches: [(largest, batch) for batch in batches[:-1]],
+    )
+    is_bound = largest in unreached
     facts = {
         "target": f"{target:.4g}",
         "how": "all at one micro-batch and number of devices" if is_timed else _BY_SAMPLES,
-        "bounds": "Some runs did not reach it and count as lower bounds." if has_bounds else "",
+        "bounds": "Some runs did not reach it and count as lower bounds." if is_bound else "",
     }
     quantity, at = ("time", "") if is_timed else ("samples", ", at one micro-batch")
     definition = f"ratio of the {quantity} to a loss of {target:.4g}{at}"
+    contrasts = [replace(pair, bounds_below=is_bound) for pair in pairs]
     return Result({"most": contrasts}, facts, definition, _untuned(rows))
 
 
@@ -88,7 +98,7 @@ def of_rises(context: Context) -> Result | None:
     return Result({"rise": contrasts}, {"counts": counts, "windows": WINDOWS}, note=ends.note)
 
 
-def at_equal_training_loss(context: Context) -> Result | Judgement | None:
+def at_equal_training_loss(context: Context) -> Result | None:
     """Held-out loss at an equal training loss, largest global batch and middle one."""
     ends = _ends(context, largest=True)
     if ends is None:
@@ -97,7 +107,8 @@ def at_equal_training_loss(context: Context) -> Result | Judgement | None:
     # The run with the fewest passes over its training data counts.
     counts = runs[["samples", "train_samples"]].apply(pd.to_numeric).astype(float)
     epochs = float((counts["samples"] / counts["train_samples"]).min(skipna=False))
-    level_and_losses = at_equal_loss(*context.curves(runs), runs.index)
+    found = at_equal_loss(*context.curves(runs), runs.index)
+    level, held_out = found or (math.nan, pd.Series(math.nan, runs.index))
     reason = context.margin[1]
     if not epochs >= _EPOCHS:
         times = "an unknown number of times" if math.isnan(epochs) else f"{epochs:.2g} times"
@@ -105,14 +116,11 @@ def at_equal_training_loss(context: Context) -> Result | Judgement | None:
             f"training went over its data {times}; before it has come around "
             f"{_EPOCHS:g} times a training loss is a held-out loss, and generalisation is untested"
         )
-    elif level_and_losses is None:
+    elif found is None:
         reason = "some run has fewer than three evaluations to compare at an equal training loss"
-    if reason or level_and_losses is None:
-        definition = "difference of held-out loss at an equal training loss"
-        return Judgement.undecided(reason, definition, runs["run_id"])
-    level, held_out = level_and_losses
+    contrasts = ends.compare(runs.assign(value=held_out))
     facts = {"level": f"{level:.4g}", "epochs": f"{epochs:.2g}"}
-    return Result({"loss": ends.compare(runs.assign(value=held_out))}, facts, note=ends.note)
+    return Result({"loss": contrasts}, facts, note=ends.note, reason=reason)
 
 
 class _Ends(NamedTuple):
@@ -144,21 +152,6 @@ def _ends(context: Context, *, largest: bool) -> _Ends | None:
 def _untuned(runs: pd.DataFrame) -> str | None:
     """Say that learning rates were not tuned; None where they were for every batch."""
     return None if runs["tuned"].all() else "learning rates were not tuned for each global batch"
-
-
-def _largest_against_others(reaches: pd.DataFrame) -> list[Contrast]:
-    """Compare the largest batch with each smaller one, without a value where they share no seed."""
-    largest = reaches[_BATCH].max()
-    unreached = set(reaches.loc[reaches["outcome"].ne("reached"), _BATCH])
-    # A bound of the smaller batch would be one from above, which says nothing.
-    value = reaches["value"].mask(reaches[_BATCH].isin(unreached - {largest}))
-    # Timing repeats share a trajectory: seeds are the pairs.
-    contrasts = contrasts_of(
-        reaches.assign(value=value),
-        *(_BATCH, [], "seed_block"),
-        lambda batches: [(largest, batch) for batch in batches[:-1]],
-    )
-    return [replace(contrast, bounds_below=largest in unreached) for contrast in contrasts]
 
 
 def of_cuts(context: Context) -> Result | None:

@@ -34,7 +34,8 @@ def reasons_for(
     memory = memory_of_device(evidence, memory_gib, chosen["data_parallel_size"])
     return [
         _micro_batch(chosen, memory),
-        *_devices_and_accumulation(candidates, chosen),
+        _devices(candidates, chosen),
+        _accumulation(chosen),
         _learning_rate(evidence, chosen),
         _time(evidence, chosen),
     ]
@@ -116,38 +117,28 @@ def _micro_batch(chosen: pd.Series[Any], memory_gib: float) -> str:
     return f"{text} of {size_text(memory_gib * SIZES['GiB'])} a device."
 
 
-def _devices_and_accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
-    """Set the cut against the measured ones of its batch: on other devices, accumulating less."""
-    same_batch = candidates["global_batch_size"].eq(chosen["global_batch_size"])
-    timed = candidates[same_batch & candidates["source"].eq("measured") & candidates["fits"]]
-    as_many = timed["data_parallel_size"].eq(chosen["data_parallel_size"])
-    larger = timed["micro_batch_size"].gt(chosen["micro_batch_size"])
-    elsewhere = _against_fastest(timed[~as_many], chosen, "on another number of devices")
-    with_less = _against_fastest(
-        timed[as_many & larger], chosen, "on as many devices with less of it"
-    )
-    accumulation = "Accumulation {gradient_accumulation_steps} makes the global batch "
-    accumulation += f"{{global_batch_size}}{with_less}"
-    if chosen["gradient_accumulation_steps"] == 1:
-        accumulation = (
-            "Accumulation 1: devices x micro-batch is the global batch of {global_batch_size} "
-            "already."
-        )
-    return [
-        f"Devices {chosen['data_parallel_size']}{elsewhere}",
-        accumulation.format_map(chosen.to_dict()),
-    ]
-
-
-def _against_fastest(rows: pd.DataFrame, chosen: pd.Series[Any], where: str) -> str:
-    """End the sentence on the chosen cut with the fastest of the rows, and its ratio of times."""
+def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
+    """Set the cut against the fastest measured one of its batch on other devices."""
+    text = f"Devices {chosen['data_parallel_size']}"
     if chosen["source"] != "measured":
-        return f"; the step time of this cut is {chosen['source']}, not measured."
-    if rows.empty:
-        return f"; no cut of this batch {where} was timed."
-    best = rows.iloc[int(rows["time_log"].argmin())]
+        return f"{text}; the step time of this cut is {chosen['source']}, not measured."
+    is_other = candidates["data_parallel_size"].ne(chosen["data_parallel_size"])
+    is_other &= candidates["global_batch_size"].eq(chosen["global_batch_size"])
+    timed = candidates[is_other & candidates["source"].eq("measured") & candidates["fits"]]
+    if timed.empty:
+        return f"{text}; no cut of this batch on another number of devices was timed."
+    best = timed.iloc[int(timed["time_log"].argmin())]
     ratio = math.exp(best["time_log"] - chosen["time_log"])
-    return f"; {where}, {cut_text(best)} takes {ratio:.3g} times as long."
+    return (
+        f"{text}; on another number of devices, {cut_text(best)} takes {ratio:.3g} times as long."
+    )
+
+
+def _accumulation(chosen: pd.Series[Any]) -> str:
+    accumulation, batch = chosen["gradient_accumulation_steps"], chosen["global_batch_size"]
+    if accumulation == 1:
+        return f"Accumulation 1: devices x micro-batch is the global batch of {batch} already."
+    return f"Accumulation {accumulation} makes the global batch {batch}."
 
 
 def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:

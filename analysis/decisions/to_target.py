@@ -13,8 +13,6 @@ from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.estimates import FEWEST, t_reach
 
-_Floats = NDArray[np.float64]
-
 
 def steps_by_batch(
     reaches: pd.DataFrame, by: Sequence[str] = ("global_batch_size",)
@@ -101,13 +99,25 @@ def step_times(
         factors a prediction leaves the measured range; else empty). A prediction whose interval has
         ends more than `WIDEST` times apart is none.
     """
+    cuts = list(FACTORS)
     measured = table.dropna(subset="step_time_s")
-    measured_times: dict[Geometry, _Floats] = {}
-    for _, group in measured.groupby(list(FACTORS)):
-        devices, micro, accumulation = (int(group[name].iloc[0]) for name in FACTORS)
-        measured_times[devices, micro, accumulation] = group["step_time_s"].to_numpy()
-    rows = [_step_time(geometry, measured_times.get(geometry), model) for geometry in geometries]
-    return pd.DataFrame(rows)
+    logs = np.log(measured["step_time_s"].astype(float)).groupby([measured[n] for n in cuts])
+    summary = logs.agg(["mean", "var", "size"]).set_axis(["time_log", "var", "n_runs"], axis=1)
+    rows = pd.DataFrame(geometries, columns=cuts).join(summary, on=cuts)
+    n = rows["n_runs"].fillna(0).astype(int)
+    rows = rows.drop(columns="var").assign(
+        global_batch_size=rows[cuts].prod(axis=1),
+        time_log_variance=rows["var"] / n,
+        time_degrees=(n - 1.0).where(n > 1),
+        n_runs=n,
+        source=np.where(n > 0, "measured", "unknown"),
+        beyond="",
+    )
+    if model is not None:
+        guesses = {row: _predicted(model, geometries[row]) for row in np.flatnonzero(n == 0)}
+        known = {row: guess for row, guess in guesses.items() if guess is not None}
+        rows.update(pd.DataFrame.from_dict(known, orient="index", columns=_GUESSED))
+    return rows.assign(step_time_s=np.exp(rows["time_log"]))
 
 
 def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
@@ -195,39 +205,18 @@ def _trajectories(group: pd.DataFrame, by: Sequence[str]) -> tuple[pd.DataFrame,
     return runs.assign(steps=np.exp(runs["steps"])).reset_index(), key
 
 
-def _step_time(
-    geometry: Geometry,
-    measured: _Floats | None,
-    model: StepTimeModel | None,
-) -> dict[str, object]:
-    devices, micro, accumulation = geometry
-    log = variance = degrees = math.nan
-    n, source, beyond = 0, "unknown", ""
-    if measured is not None:
-        logs, n, source = np.log(measured), len(measured), "measured"
-        log = float(logs.mean())
-        if n > 1:
-            variance, degrees = float(logs.var(ddof=1)) / n, n - 1.0
-    elif model is not None:
-        predicted = model.combine(*geometry)
-        if math.isfinite(predicted.value) and predicted.value > 0:
-            half = math.nan
-            if predicted.degrees > 0:
-                variance, degrees = predicted.variance / predicted.value**2, predicted.degrees
-                half = t_reach(math.sqrt(variance), degrees)
-            if 2 * half > math.log(WIDEST):
-                variance = degrees = math.nan
-            else:
-                log, source = math.log(predicted.value), "predicted"
-                beyond = "; ".join(model.beyond(*geometry))
-    values = (devices, micro, accumulation, devices * micro * accumulation)
-    return {
-        **dict(zip((*FACTORS, "global_batch_size"), values, strict=True)),
-        "step_time_s": math.exp(log),
-        "time_log": log,
-        "time_log_variance": variance,
-        "time_degrees": degrees,
-        "n_runs": n,
-        "source": source,
-        "beyond": beyond,
-    }
+def _predicted(model: StepTimeModel, geometry: Geometry) -> tuple[object, ...] | None:
+    """Predict `_GUESSED` of a cut; None where its interval is wider than `WIDEST`."""
+    predicted = model.combine(*geometry)
+    if not (math.isfinite(predicted.value) and predicted.value > 0):
+        return None
+    variance = degrees = math.nan
+    if predicted.degrees > 0:
+        variance, degrees = predicted.variance / predicted.value**2, predicted.degrees
+        if 2 * t_reach(math.sqrt(variance), degrees) > math.log(WIDEST):
+            return None
+    beyond = "; ".join(model.beyond(*geometry))
+    return math.log(predicted.value), variance, degrees, "predicted", beyond
+
+
+_GUESSED = ("time_log", "time_log_variance", "time_degrees", "source", "beyond")

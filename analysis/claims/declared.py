@@ -8,7 +8,8 @@ the rules as constants.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import log
 
 from batchscape.analysis.claims.claim import Claim, Rule, Verdict
@@ -73,20 +74,24 @@ _EQUIVALENT = (
 )
 
 
-def _all_above(threshold: float) -> Rule:
-    return lambda contrasts, _: every([above(contrast, threshold) for contrast in contrasts])
+Compare = Callable[[Contrast, float], Test]
 
 
-def _one_above(threshold: float) -> Rule:
-    return lambda contrasts, _: some([above(contrast, threshold) for contrast in contrasts])
+def _all(test: Compare, bound: float | None = None) -> Rule:
+    """Ask a test of all contrasts; its bound is the margin of their runs where none is given."""
+    return lambda contrasts, margin: every(
+        [test(contrast, margin if bound is None else bound) for contrast in contrasts]
+    )
 
 
-def _all_within(margin: float) -> Rule:
-    return lambda contrasts, _: every([equal(contrast, margin) for contrast in contrasts])
+def _one(test: Compare, bound: float | None = None) -> Rule:
+    """Ask a test of one contrast or more."""
+    return lambda contrasts, margin: some(
+        [test(contrast, margin if bound is None else bound) for contrast in contrasts]
+    )
 
 
-def _all_equivalent(contrasts: Sequence[Contrast], margin: float) -> Test:
-    return every([equal(contrast, margin, fewest=EQUIVALENCE_FEWEST) for contrast in contrasts])
+_ALIKE = partial(equal, fewest=EQUIVALENCE_FEWEST)
 
 
 def _one_is_good(contrasts: Sequence[Contrast], _: float) -> Test:
@@ -126,7 +131,7 @@ CLAIMS: tuple[Claim, ...] = (
             }
         ),
         definition="ratio of peak allocated memory",
-        rules={"global batch": _all_within(log(1.05)), "micro-batch": _all_above(log(1.05))},
+        rules={"global batch": _all(equal, log(1.05)), "micro-batch": _all(above, log(1.05))},
         says="Along the micro-batch: {micro-batch}; along the global batch at a fixed micro-batch, "
         "worst of {n_global batch}: {global batch}. Equal means within 5 %.",
     ),
@@ -143,7 +148,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="cost",
         result=asked({"cost": along(STEPS, value=_PEAK, which=to_1)}),
         definition="ratio of peak allocated memory",
-        rules={"cost": _all_above(log(1.005))},
+        rules={"cost": _all(above, log(1.005))},
         says="Least of {n_cost}: {cost}; a cost is more than 0.5 %.",
     ),
     Claim(
@@ -160,7 +165,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="cost",
         result=asked({"extra": of_rank_0}),
         definition="ratio of memory of the device",
-        rules={"extra": _all_above(log(1.01))},
+        rules={"extra": _all(above, log(1.01))},
         says="Least of {n_extra} geometries: {extra}; extra means more than 1 %.",
     ),
     Claim(
@@ -180,7 +185,7 @@ CLAIMS: tuple[Claim, ...] = (
             }
         ),
         definition="ratio of forward and backward time of a micro-step",
-        rules={"micro-batch": _all_above(log(1.1)), "accumulation": _all_within(log(1.1))},
+        rules={"micro-batch": _all(above, log(1.1)), "accumulation": _all(equal, log(1.1))},
         says="Along the micro-batch: {micro-batch}; along accumulation, worst of {n_accumulation}: "
         "{accumulation}. Mainly means growth of more than 10 % along the one and equality within "
         "10 % along the other.",
@@ -200,7 +205,7 @@ CLAIMS: tuple[Claim, ...] = (
             {"least": along(STEPS, value=_TIME, which=highest_to_lowest, at=(DEVICES, BATCH))}
         ),
         definition="ratio of the step time at a fixed global batch",
-        rules={"least": _all_above(log(1.02))},
+        rules={"least": _all(above, log(1.02))},
         says="Least of {n_least}: {least}; slower means by more than 2 %.",
     ),
     Claim(
@@ -215,7 +220,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="cost",
         result=asked({"worst": along(STEPS, value=log_per_micro_step("step_time_s"))}),
         definition="ratio of the time of an iteration (step time over accumulation)",
-        rules={"worst": _all_within(log(1.1))},
+        rules={"worst": _all(equal, log(1.1))},
         says="Worst of {n_worst}: {worst}; alone means within 10 %. An update comes once in a "
         "step, so that its share falls as accumulation grows.",
     ),
@@ -236,7 +241,7 @@ CLAIMS: tuple[Claim, ...] = (
         "launcher.concurrent_runs=1",
         view="reaching",
         result=of_times_to_target,
-        rules={"most": _one_above(log(1.05))},
+        rules={"most": _one(above, log(1.05))},
         says="Largest against the smaller global batches at a loss of {target}, {how}, {n_most} "
         "comparisons; most: {most}; slower means by more than 5 %. {bounds}",
     ),
@@ -254,7 +259,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=of_cuts,
         definition="difference of final loss between two cuts of one trajectory",
-        rules={"cuts": _all_equivalent},
+        rules={"cuts": _all(_ALIKE)},
         says=_EQUIVALENT,
         unit="nats",
         fewest=EQUIVALENCE_FEWEST,
@@ -274,7 +279,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=of_accumulated_batches,
         definition="difference of final loss between accumulation and one large micro-batch",
-        rules={"cuts": _all_equivalent},
+        rules={"cuts": _all(_ALIKE)},
         says=_EQUIVALENT,
         unit="nats",
         fewest=EQUIVALENCE_FEWEST,
@@ -292,7 +297,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=of_rises,
         definition="difference of the largest rise of the training loss, over its start",
-        rules={"rise": _one_above(RISE)},
+        rules={"rise": _one(above, RISE)},
         says="Largest rise of the training loss above its lowest so far, in {windows} windows of "
         "the same samples, as a share of the loss in the first, 1 for a run that diverged: {rise}; "
         "unstable means 0.02 more than the middle batch. Diverged: {counts}.",
@@ -310,7 +315,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=at_equal_training_loss,
         definition="difference of held-out loss at an equal training loss",
-        rules={"loss": lambda contrasts, margin: some([above(each, margin) for each in contrasts])},
+        rules={"loss": _one(above)},
         says="Held-out loss where the training loss is {level}, which all runs reached, after "
         "{epochs} times over the data: {loss}; worse means by more than {margin} nats. Shallue et "
         "al. 2019 found no such effect once every batch was tuned and trained to the same goal.",
@@ -344,9 +349,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=of_variance,
         definition="exponent p of (step-to-step variance of the gradient norm) ~ (global batch)^p",
-        rules={
-            "slope": lambda contrasts, _: every([below(contrast, -LEAST) for contrast in contrasts])
-        },
+        rules={"slope": _all(below, -LEAST)},
         says="Of the step-to-step variance of the gradient norm: {slope}; lower means below -0.1. "
         "-1, as for independent samples at the same weights, is {inside}within the interval. The "
         "norm stands for the gradient, of which it is one number; what it drifts by steadily is "
@@ -367,7 +370,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="cost",
         result=asked({"share": along(STEPS, value=exposed_share, which=itself)}),
         definition="share of the step time in exchange that backward did not hide",
-        rules={"share": _all_above(0.01)},
+        rules={"share": _all(above, 0.01)},
         says="The global batch is proportional to the number of devices at a fixed micro-batch and "
         "accumulation by definition, as their product, and is not tested: the cost is. Least share "
         "of {n_share}: {share}; a cost means more than 1 % of the step time.",
@@ -438,9 +441,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="branching",
         result=of_growing_batches,
         definition="difference of final loss between a ramp and its first batch",
-        rules={
-            "ramps": lambda contrasts, margin: every([below(each, margin) for each in contrasts])
-        },
+        rules={"ramps": _all(below)},
         says="Worst of {n_ramps}: {ramps}; a loss is more than {margin} nats.",
         unit="nats",
     ),
@@ -457,7 +458,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="branching",
         result=of_late_switching,
         definition="difference of final loss between a late and an early switch",
-        rules={"switches": lambda contrasts, _: every([below(each, 0.0) for each in contrasts])},
+        rules={"switches": _all(below, 0.0)},
         says="Worst of {n_switches}: {switches}.",
         unit="nats",
     ),

@@ -62,10 +62,7 @@ class Context:
     def figures(self) -> pd.DataFrame:
         """The completed runs with their figures; times only where they are valid."""
         figures = self.cells.figures
-        rest = self.runs.columns.difference(figures.columns)
-        return self.runs[["cell", "trajectory_id", *rest]].join(
-            figures.drop(columns=["cell", "trajectory_id"]), how="inner"
-        )
+        return self.runs.drop(columns=figures.columns, errors="ignore").join(figures, how="inner")
 
     @cached_property
     def reaches(self) -> pd.DataFrame:

@@ -107,8 +107,8 @@ def at_equal_training_loss(context: Context) -> Result | None:
     # The run with the fewest passes over its training data counts.
     counts = runs[["samples", "train_samples"]].apply(pd.to_numeric).astype(float)
     epochs = float((counts["samples"] / counts["train_samples"]).min(skipna=False))
-    found = at_equal_loss(*context.curves(runs), runs.index)
-    level, held_out = found or (math.nan, pd.Series(math.nan, runs.index))
+    level_and_losses = at_equal_loss(*context.curves(runs), runs.index)
+    level, held_out = level_and_losses or (math.nan, pd.Series(math.nan, runs.index))
     reason = context.margin[1]
     if not epochs >= _EPOCHS:
         times = "an unknown number of times" if math.isnan(epochs) else f"{epochs:.2g} times"
@@ -116,7 +116,7 @@ def at_equal_training_loss(context: Context) -> Result | None:
             f"training went over its data {times}; before it has come around "
             f"{_EPOCHS:g} times a training loss is a held-out loss, and generalisation is untested"
         )
-    elif found is None:
+    elif level_and_losses is None:
         reason = "some run has fewer than three evaluations to compare at an equal training loss"
     contrasts = ends.compare(runs.assign(value=held_out))
     facts = {"level": f"{level:.4g}", "epochs": f"{epochs:.2g}"}

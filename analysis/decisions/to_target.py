@@ -114,9 +114,11 @@ def step_times(
         beyond="",
     )
     if model is not None:
-        guesses = {row: _predicted(model, geometries[row]) for row in np.flatnonzero(n == 0)}
-        known = {row: guess for row, guess in guesses.items() if guess is not None}
-        rows.update(pd.DataFrame.from_dict(known, orient="index", columns=_GUESSED))
+        guesses = {}
+        for row in np.flatnonzero(n == 0):
+            if (guess := _predicted(model, geometries[row])) is not None:
+                guesses[row] = guess
+        rows.update(pd.DataFrame.from_dict(guesses, orient="index", columns=[*_GUESSED]))
     return rows.assign(step_time_s=np.exp(rows["time_log"]))
 
 

@@ -251,12 +251,13 @@ def of_noise_scale(context: Context) -> Judgement | None:
         return Judgement.undecided(few, definition, ids, is_compared=True)
     outside = [ratio for ratio in bounded if ratio.low > WITHIN or ratio.high < 1 / WITHIN]
 
-    def reach(ratio: Estimate) -> tuple[bool, float]:
-        """Tell how far an interval reaches; one without a value decides last."""
-        return ratio.is_identified, max(ratio.high, 1 / ratio.low if ratio.low else math.inf)
+    def reach(ratio: Estimate) -> float:
+        """Return the factor by which an end of an interval may be off."""
+        return max(ratio.high, 1 / ratio.low if ratio.low else math.inf)
 
-    effect = max(outside or bounded, key=reach)
-    is_supported = reach(effect)[1] <= WITHIN and len(bounded) == len(ratios)
+    # One without a value decides last.
+    effect = max(outside or bounded, key=lambda ratio: (ratio.is_identified, reach(ratio)))
+    is_supported = len(bounded) == len(ratios) and max(map(reach, bounded)) <= WITHIN
     answer = CONTRADICTED if outside else SUPPORTED if is_supported else OPEN
     says = (
         f"Of {len(ages)} ages one decides, by the {effect.definition}: {effect.text()}; as large "

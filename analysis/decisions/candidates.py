@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS, Geometry
@@ -36,13 +35,13 @@ from batchscape.analysis.decisions.to_target import (
     step_times,
     steps_by_batch,
     time_to_target,
+    welch,
 )
 from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.numbers import significant
 
 DERIVED = "derived: optimizer steps times the mean time of a step, over whole trainings"
 """Text for a time to a target that the runs of a cut did not record themselves."""
-Floats = NDArray[np.float64]
 MEMORY_MARGIN = 0.10
 """Share of the predicted memory kept free on top of its upper end: fragmentation, and what other
 libraries take."""
@@ -170,24 +169,19 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: i
     paired = pd.DataFrame(pairs, columns=["mean", "variance", "degrees"], index=candidates.index)
     steps = (candidates["steps_log"] - chosen["steps_log"]).where(~same_batch, paired["mean"])
     difference = candidates["time_log"] - chosen["time_log"] + steps
-    n = len(candidates)
-    variances = np.column_stack(
-        [
-            candidates["time_log_variance"],
-            np.full(n, chosen["time_log_variance"]),
+    parts = [
+        (candidates["time_log_variance"], candidates["time_degrees"]),
+        (chosen["time_log_variance"], chosen["time_degrees"]),
+        (
             candidates["steps_log_variance"].where(~same_batch, paired["variance"]),
-            np.where(same_batch, 0.0, chosen["steps_log_variance"]),
-        ]
-    ).astype(float)
-    degrees_of = np.column_stack(
-        [
-            candidates["time_degrees"],
-            np.full(n, chosen["time_degrees"]),
             candidates["steps_degrees"].where(~same_batch, paired["degrees"]),
+        ),
+        (
+            np.where(same_batch, 0.0, chosen["steps_log_variance"]),
             np.where(same_batch, math.inf, chosen["steps_degrees"]),
-        ]
-    ).astype(float)
-    variance, degrees = _welch(variances, degrees_of)
+        ),
+    ]
+    variance, degrees = welch(parts)
     half = np.where(same_cut, 0.0, pair_quantile(max(n_compared, 2), degrees) * np.sqrt(variance))
     # A cut that was timed once has no degrees of freedom.
     time_degrees = candidates["time_degrees"].fillna(0)
@@ -211,15 +205,6 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: i
         times_slower_n=units,
         times_dearer=ratio * devices,
     )
-
-
-def _welch(variances: Floats, degrees: Floats) -> tuple[Floats, Floats]:
-    """Add up independent variances, row by row; the degrees of freedom are Welch's."""
-    total = variances.sum(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = (variances**2 / degrees).sum(axis=1)
-        # No spread at all, as of times that agree exactly, leaves no degrees to share out.
-        return total, np.where(shares > 0, total**2 / shares, degrees.min(axis=1))
 
 
 def _steps_apart(

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.estimates import FEWEST, t_reach
+
+Floats = NDArray[np.float64]
 
 
 def steps_by_batch(
@@ -147,13 +149,8 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     """
     rows = times.merge(steps, left_on=list(steps.index.names), right_index=True, how="inner")
     rows = rows.reset_index(drop=True)
-    variance = rows["steps_log_variance"] + rows["time_log_variance"]
-    shares = (
-        rows["steps_log_variance"] ** 2 / rows["steps_degrees"]
-        + rows["time_log_variance"] ** 2 / rows["time_degrees"]
-    )
-    # No spread at all, as of repeats that agree exactly, leaves no degrees to share out.
-    degrees = (variance**2 / shares).where(shares > 0, rows["steps_degrees"])
+    columns = (("steps_log_variance", "steps_degrees"), ("time_log_variance", "time_degrees"))
+    variance, degrees = welch([(rows[name], rows[of_degrees]) for name, of_degrees in columns])
     rows["log"] = rows["steps_log"] + rows["time_log"]
     rows["log_variance"], rows["degrees"] = variance, degrees
     half = t_reach(variance**0.5, degrees)
@@ -168,6 +165,18 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     for end in ("", "_low", "_high"):
         rows[f"device_hours{end}"] = rows[f"time{end}_s"] * hours
     return rows
+
+
+def welch(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats, Floats]:
+    """Add up independent variances with their degrees of freedom; the sum has Welch's."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variances, degrees = (
+            np.array(np.broadcast_arrays(*column), dtype=float)
+            for column in zip(*parts, strict=True)
+        )
+        total, shares = variances.sum(axis=0), (variances**2 / degrees).sum(axis=0)
+        # No spread at all, as of times that agree exactly, leaves no degrees to share out.
+        return total, np.where(shares > 0, total**2 / shares, degrees.min(axis=0))
 
 
 def pareto_front(time: pd.Series[float], cost: pd.Series[float]) -> NDArray[np.bool_]:

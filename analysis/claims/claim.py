@@ -108,7 +108,7 @@ class Claim:
     """Command of the shipped study that would settle it, where no sweep of the user's can."""
     view: View
     """Settings that separate contexts."""
-    result: Callable[[Context], Result | Judgement | None]
+    result: Callable[[Context], Result | None]
     """Computes the result of a context; None without the runs that the claim needs."""
     definition: str = ""
     """Definition of the effect, before the names of the compared sides."""
@@ -139,8 +139,8 @@ class Claim:
     def _decide(self, context: Context) -> Judgement | None:
         """Apply the rules to the result."""
         result = self.result(context)
-        if not isinstance(result, Result):
-            return result
+        if result is None:
+            return None
         margin, _ = context.margin
         contrasts = [*chain(*result.contrasts.values())]
         ids = tuple(sorted({run for contrast in contrasts for run in contrast.run_ids}))

@@ -94,6 +94,10 @@ def _one(test: Compare, bound: float | None = None) -> Rule:
 _ALIKE = partial(equal, fewest=EQUIVALENCE_FEWEST)
 
 
+def _within_factor(contrast: Contrast, factor: float) -> Test:
+    return every([above(contrast, 1 / factor), below(contrast, factor)])
+
+
 def _one_is_good(contrasts: Sequence[Contrast], _: float) -> Test:
     """Everywhere one of the levels is not slower than any base by more than `_GOOD`."""
     places: dict[object, dict[object, list[Test]]] = {}
@@ -333,6 +337,9 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=learning_rate",
         view="training",
         result=of_best_rates,
+        definition="exponent of the best learning rate in the global batch",
+        rules={"exponent": _all(above, LEAST)},
+        says="As in the report on learning rates: {exponent}; growth means more than 0.1. {rules}",
     ),
     Claim(
         id="large-batch-less-variance",
@@ -427,6 +434,10 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=critical_batch_by_branches",
         view="branching",
         result=of_noise_scale,
+        definition="ratio of the critical batch by branches to the gradient noise scale",
+        rules={"ages": _all(_within_factor, 2.0)},
+        says="Of {n_ages} ages one decides: {ages}; as large means within a factor of 2. Its ends "
+        "are those of both intervals: wider than 95 %, in place of a correction for several ages.",
     ),
     Claim(
         id="growing-batch-loses-nothing",

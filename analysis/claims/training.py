@@ -11,13 +11,12 @@ import pandas as pd
 
 from batchscape.analysis.branches.ramps import against_first_batch, follows, late_against_early
 from batchscape.analysis.cells import geometry_label
-from batchscape.analysis.claims.claim import Judgement, Result
+from batchscape.analysis.claims.claim import Result
 from batchscape.analysis.claims.evidence import Context
-from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.comparing.pairs import Contrast, contrasts_of, logarithm
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.equivalence.paired import paired_differences
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate, too_few
+from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.learning_rate.exponent import exponent_of, is_bounded, rules_text
 from batchscape.analysis.noise_scale.estimate import variance_exponents
 from batchscape.analysis.targets.censoring import samples_or_bound
@@ -30,8 +29,6 @@ RISE = 0.02
 """A rise larger than the reference's by 2 % of the loss at the start counts as unstable: ours."""
 LOST = 1.0
 """The rise of a run that diverged: it lost the whole of its loss at the start. Ours."""
-WITHIN = 2.0
-"""Factor within which a noise scale tells a critical batch: the step between batches. Ours."""
 _BATCH = "global_batch_size"
 _EPOCHS = 2.0
 """Before the data come around, training loss is a held-out loss, and there is no gap to widen."""
@@ -195,7 +192,7 @@ def _paired_cuts(context: Context, within: list[str], *, of_one: bool = False) -
     return Result({"cuts": contrasts}, reason=reason) if contrasts or alone else None
 
 
-def of_best_rates(context: Context) -> Judgement | None:
+def of_best_rates(context: Context) -> Result | None:
     """The exponent of the best learning rate in the global batch, as the report gives it."""
     if context.optima is None:
         return None
@@ -204,15 +201,13 @@ def of_best_rates(context: Context) -> Judgement | None:
     exponent = exponent_of(best)
     batches = best.loc[is_bounded(best), _BATCH]
     ids = table.loc[table[_BATCH].isin(batches), "run_id"]
-    if math.isnan(exponent.low):
-        reason = str(exponent.note).removeprefix(f"{NOT_IDENTIFIED}: ")
-        return Judgement.undecided(reason, exponent.definition, ids, n=exponent.n)
-    answer = SUPPORTED if exponent.low > LEAST else CONTRADICTED if exponent.high < LEAST else OPEN
-    says = (
-        f"Exponent {exponent.text(2)} over {exponent.n} global batches, as in the report on "
-        f"learning rates; growth means more than {LEAST:g}. {rules_text(exponent)}"
+    contrast = Contrast.of_estimate(f"{exponent.n} global batches", exponent, ids)
+    reason = str(exponent.note).removeprefix(f"{NOT_IDENTIFIED}: ")
+    return Result(
+        {"exponent": [contrast]},
+        {"rules": rules_text(exponent)},
+        reason=reason if math.isnan(exponent.low) else "",
     )
-    return Judgement(answer, exponent, tuple(sorted(set(ids))), says)
 
 
 def of_variance(context: Context) -> Result | None:
@@ -227,44 +222,19 @@ def of_variance(context: Context) -> Result | None:
     return Result({"slope": [contrast]}, {"inside": "" if low <= -1 <= high else "not "})
 
 
-def of_noise_scale(context: Context) -> Judgement | None:
+def of_noise_scale(context: Context) -> Result | None:
     """Critical batches by branches over the gradient noise scale in the same windows."""
-    ages = context.ages
-    if ages.empty:
-        return None
-    ids = tuple(sorted({*" ".join(ages["run_ids"]).split()}))
-    definition = "ratio of the critical batch by branches to the gradient noise scale"
-    ratios = [
-        Estimate(
-            row["estimate"] / row["noise_estimate"],
-            row["low"] / row["noise_high"],
-            row["high"] / row["noise_low"],
-            int(row["n"]),
-            *("", "ends of both 95 % intervals"),
-            f"{definition} after {row['age_samples']} samples",
+    ratios = []
+    for _, row in context.ages.iterrows():
+        value, low, high = (
+            row[end] / row[f"noise_{noise}"]
+            for end, noise in (("estimate", "estimate"), ("low", "high"), ("high", "low"))
         )
-        for _, row in ages.iterrows()
-    ]
-    bounded = [ratio for ratio in ratios if not math.isnan(ratio.low + ratio.high)]
-    if not bounded:
-        few = too_few(int(ages["n"].max()), "seeds")
-        return Judgement.undecided(few, definition, ids, is_compared=True)
-    outside = [ratio for ratio in bounded if ratio.low > WITHIN or ratio.high < 1 / WITHIN]
-
-    def reach(ratio: Estimate) -> float:
-        """Return the factor by which an end of an interval may be off."""
-        return max(ratio.high, 1 / ratio.low if ratio.low else math.inf)
-
-    # One without a value decides last.
-    effect = max(outside or bounded, key=lambda ratio: (ratio.is_identified, reach(ratio)))
-    is_supported = len(bounded) == len(ratios) and max(map(reach, bounded)) <= WITHIN
-    answer = CONTRADICTED if outside else SUPPORTED if is_supported else OPEN
-    says = (
-        f"Of {len(ages)} ages one decides, by the {effect.definition}: {effect.text()}; as large "
-        f"means within a factor of {WITHIN:g}. Its ends are those of both intervals: wider than "
-        "95 %, in place of a correction for several ages."
-    )
-    return Judgement(answer, effect, ids, says, is_compared=True)
+        method = "ends of both 95 % intervals"
+        ratio = Estimate(value, low, high, int(row["n"]), "", method, "")
+        name, ids = f"after {row['age_samples']} samples", row["run_ids"].split()
+        ratios.append(Contrast.of_estimate(name, ratio, ids))
+    return Result({"ages": ratios}) if ratios else None
 
 
 def of_growing_batches(context: Context) -> Result | None:

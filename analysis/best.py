@@ -41,7 +41,8 @@ def mark_best(cells: Cells) -> tuple[pd.DataFrame, pd.Series[int]]:
     contests = [rivals["figure"], rivals["contest"]]
     rivals = rivals[rivals["n"].groupby(contests).transform("min").ge(FEWEST)]
     contests = [rivals["figure"], rivals["contest"], rivals["best"]]
-    is_best = is_worse(rivals, rivals["n"].groupby(contests).ngroups).groupby(contests).all()
+    count = len(rivals[["figure", "contest"]].drop_duplicates())
+    is_best = is_worse(rivals, count).groupby(contests).all()
     marks = {}
     for name, rows in entries.items():
         won = [best for figure, _, best in is_best.index[is_best] if figure == name]

@@ -110,9 +110,14 @@ class Context:
             return None
 
     def at_best(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Keep the rows at the best learning rate of their global batch, with `tuned`."""
+        """Keep the rows at the best learning rate of their global batch, with `tuned`.
+
+        None are kept where each batch was set a rate of its own, which is another factor then; a
+        rule that makes rates of one setting chooses none.
+        """
         if self.optima is None:
-            return rows.assign(tuned=False)
+            rates = self.runs[RATE if RATE in self.runs else "learning_rate"]
+            return rows.assign(tuned=False).head(len(rows) if rates.nunique() < 2 else 0)
         keys = ["global_batch_size", "learning_rate"]
         chosen = at_best_learning_rate(*self.optima)[[*keys, "tuned"]].drop_duplicates()
         return rows.reset_index(names="row").merge(chosen, on=keys).set_index("row")
@@ -178,15 +183,7 @@ class Evidence:
         # An objective of the cut's own compares batches at one place alone.
         is_own = runs["not_invariant"].map(has_no_noise_scale).astype(bool)
         devices, micro = (runs[name].astype(str) for name in FACTORS[:2])
-        labels = labels.mask(is_own, labels + "; devices " + devices + ", micro " + micro)
-        # Where each global batch was set one learning rate of its own, the rate is another factor.
-        # A rule that makes rates of one setting chooses none.
-        rates = runs[RATE if RATE in runs else "learning_rate"]
-        rates_of_batch = rates.groupby([labels, runs["global_batch_size"]]).nunique()
-        has_one_each = rates_of_batch.groupby(level=0).max().eq(1)
-        is_confounded = labels.map(has_one_each & rates.groupby(labels).nunique().gt(1))
-        with_rate = labels + "; learning rate " + plain_texts(rates)
-        return labels.mask(is_confounded.astype(bool), with_rate)
+        return labels.mask(is_own, labels + "; devices " + devices + ", micro " + micro)
 
 
 def _rows(table: pd.DataFrame, runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -43,9 +43,9 @@ def of_times_to_target(context: Context) -> Result | None:
 
     The target is the lowest that all runs at their best rates reached, else the highest.
     """
-    if context.reaches.empty:
-        return None
     best = context.at_best(context.reaches)
+    if best.empty:
+        return None
     by_all = best["outcome"].eq("reached").groupby(best["target_loss"].astype(float)).all()
     target = by_all.index[by_all].min() if by_all.any() else by_all.index.max()
     rows = best[best["target_loss"].eq(target)]
@@ -169,16 +169,18 @@ def _paired_cuts(context: Context, within: list[str], *, of_one: bool = False) -
     has_held_out = context.figures["final_eval_loss"].notna().all()
     pairs = pairs[pairs["quantity"].eq("final_eval_loss" if has_held_out else "final_loss")]
     pairs = pairs[np.isfinite(pairs["difference"])]
-    table, labels = cells.table, geometry_label(cells.table)
+    sides = [cells.table.loc[pairs[name]] for name in ("cell", "reference")]
+    is_kept = (sides[0][within].to_numpy() == sides[1][within].to_numpy()).all(axis=1)
+    if of_one:
+        is_kept &= sides[1][FACTORS[2]].eq(1).to_numpy()
+    labels = geometry_label(cells.table).to_dict()
     contrasts = [
         Contrast(
             f"{labels[cell]} against {labels[reference]}",
             rows["difference"].to_numpy(dtype=float),
             tuple(sorted({*rows["run_id"], *rows["run_id_reference"]})),
         )
-        for (cell, reference), rows in pairs.groupby(["cell", "reference"])
-        if table.loc[cell, within].equals(table.loc[reference, within])
-        if not of_one or table.loc[reference, FACTORS[2]] == 1
+        for (cell, reference), rows in pairs[is_kept].groupby(["cell", "reference"])
     ]
     # Of any two cuts: the one that all are compared with may have failed, or diverged as well.
     ended = runs[runs["status"].isin(["completed", "diverged"])]

@@ -117,7 +117,7 @@ def step_times(
     )
     if model is not None:
         guesses = {}
-        for row in np.flatnonzero(n == 0):
+        for row in np.flatnonzero(n == 0).tolist():
             if (guess := _predicted(model, geometries[row])) is not None:
                 guesses[row] = guess
         rows.update(pd.DataFrame.from_dict(guesses, orient="index", columns=[*_GUESSED]))

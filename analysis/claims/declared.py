@@ -39,6 +39,7 @@ from batchscape.analysis.claims.rules import (
     equal,
     every,
     some,
+    within_factor,
 )
 from batchscape.analysis.claims.training import (
     LEAST,
@@ -92,10 +93,6 @@ def _one(test: Compare, bound: float | None = None) -> Rule:
 
 
 _ALIKE = partial(equal, fewest=EQUIVALENCE_FEWEST)
-
-
-def _within_factor(contrast: Contrast, factor: float) -> Test:
-    return every([above(contrast, 1 / factor), below(contrast, factor)])
 
 
 def _one_is_good(contrasts: Sequence[Contrast], _: float) -> Test:
@@ -435,7 +432,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="branching",
         result=of_noise_scale,
         definition="ratio of the critical batch by branches to the gradient noise scale",
-        rules={"ages": _all(_within_factor, 2.0)},
+        rules={"ages": _all(within_factor, 2.0)},
         says="Of {n_ages} ages one decides: {ages}; as large means within a factor of 2. Its ends "
         "are those of both intervals: wider than 95 %, in place of a correction for several ages.",
     ),

@@ -226,17 +226,20 @@ def of_variance(context: Context) -> Result | None:
 
 def of_noise_scale(context: Context) -> Result | None:
     """Critical batches by branches over the gradient noise scale in the same windows."""
+    if context.ages.empty:
+        return None
     ratios = []
-    for _, row in context.ages.iterrows():
+    # Of ages that leave it open alike one with a value decides.
+    for _, row in context.ages.sort_values("estimate", key=pd.isna, kind="stable").iterrows():
         value, low, high = (
             row[end] / row[f"noise_{noise}"]
             for end, noise in (("estimate", "estimate"), ("low", "high"), ("high", "low"))
         )
         method = "ends of both 95 % intervals"
         ratio = Estimate(value, low, high, int(row["n"]), "", method, "")
-        name, ids = f"after {row['age_samples']} samples", row["run_ids"].split()
+        name, ids = f"an age of {row['age_samples']} samples", row["run_ids"].split()
         ratios.append(Contrast.of_estimate(name, ratio, ids))
-    return Result({"ages": ratios}) if ratios else None
+    return Result({"ages": ratios})
 
 
 def of_growing_batches(context: Context) -> Result | None:

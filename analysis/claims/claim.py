@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -61,15 +61,14 @@ class Judgement:
         cls,
         reason: str,
         definition: str,
-        run_ids: Iterable[str] = (),
+        run_ids: tuple[str, ...] = (),
         *,
         n: int = 0,
         is_compared: bool = False,
     ) -> Judgement:
         """Return the judgement of runs that decide nothing, with a reason as half a sentence."""
         text = f"{reason[:1].upper()}{reason[1:]}."
-        ids = tuple(sorted(set(run_ids)))
-        return cls(OPEN, Estimate.unknown(reason, n, definition), ids, text, is_compared)
+        return cls(OPEN, Estimate.unknown(reason, n, definition), run_ids, text, is_compared)
 
     @property
     def n_runs(self) -> int:

@@ -1,4 +1,4 @@
-"""Which cell is best in a figure, where the data distinguish it from every other one.
+"""Which cell is best in a figure, where its paired interval to every other one leaves out 0.
 
 Cells are compared within one context: equal model, data, hardware and other settings that do not
 follow from the global batch. Step times are compared at one global batch size, and losses after
@@ -9,89 +9,90 @@ and memory by timing repeat too. If a run of the best candidate did not complete
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
-from scipy.special import stdtr
+from scipy.special import stdtrit
 
 from batchscape.analysis.cells import SEEDS, Cells
-from batchscape.analysis.estimates import FEWEST
+from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.joins import column_of
-from batchscape.analysis.multiplicity import holm
 from batchscape.record.figures import COMPARED, FIGURES
-
-SIGNIFICANCE = 0.05
-"""Adjusted p value below which the best is marked."""
 
 _TIE = 1e-6
 """Relative difference up to which two means count as equal: rounding moves losses by less."""
 _SAME_TASK = ("model.", "data.", "evaluation.")
 
-Floats = npt.NDArray[np.float64]
 
-
-def mark_best(cells: Cells) -> pd.DataFrame:
+def mark_best(cells: Cells) -> tuple[pd.DataFrame, pd.Series[int]]:
     """Mark the best cells by figure.
 
     Returns
     -------
-    DataFrame
-        Indexed by `cell`, for each of `COMPARED`: `_best` (bool: marked) and `_best_p` (float:
-        largest p value of the best against the others, adjusted by Holm's method; missing for
-        other cells). `best_comparisons` counts the p values adjusted together, in every row.
+    tuple
+        A table, indexed by `cell`, of which cells are marked (bool) in each of `COMPARED`, and by
+        figure how many contests have enough pairs: the intervals hold for all of them together.
     """
-    contests: list[tuple[str, list[int], float, bool]] = []
-    for name in COMPARED:
-        outcomes = _outcomes(_entries(cells, name), FIGURES[name].kind == "loss")
-        contests += [(name, *outcome) for outcome in outcomes]
-    adjusted = holm(np.array([p for *_, p, _ in contests]))
-    p_values: dict[str, dict[int, float]] = {name: {} for name in COMPARED}
-    marked: dict[str, set[int]] = {name: set() for name in COMPARED}
-    for (name, cells_of_best, _, completed), p in zip(contests, adjusted, strict=True):
-        p_values[name].update(dict.fromkeys(cells_of_best, float(p)))
-        if completed and p < SIGNIFICANCE:
-            marked[name].update(cells_of_best)
-    index = cells.table.index
-    columns: dict[str, Any] = {}
-    for name, p_by_cell in p_values.items():
-        columns[f"{name}_best"] = index.isin(marked[name])
-        columns[f"{name}_best_p"] = pd.Series(p_by_cell, index=index, dtype=float)
-    return pd.DataFrame(columns, index=index).assign(best_comparisons=len(contests))
+    entries = {name: _entries(cells, name) for name in COMPARED}
+    rivals = pd.concat(
+        [compare_with_best(rows).assign(figure=name) for name, rows in entries.items()]
+    )
+    contests = [rivals["figure"], rivals["contest"]]
+    rivals = rivals[rivals["n"].groupby(contests).transform("min").ge(FEWEST)]
+    contests = [rivals["figure"], rivals["contest"], rivals["best"]]
+    count = len(rivals[["figure", "contest"]].drop_duplicates())
+    is_best = is_worse(rivals, count).groupby(contests).all()
+    marks = {}
+    for name, rows in entries.items():
+        won = [best for figure, _, best in is_best.index[is_best] if figure == name]
+        complete = rows.groupby("candidate")["leaves_markable"].all()
+        measured = rows[rows["value"].notna() & rows["candidate"].isin(complete.index[complete])]
+        marks[name] = cells.table.index.isin(measured.loc[measured["candidate"].isin(won), "cell"])
+    counts = is_best.groupby("figure").size().reindex(COMPARED, fill_value=0)
+    return pd.DataFrame(marks, index=cells.table.index), counts
 
 
-def p_of_best(values: Floats, best: int) -> float:
-    """Test one candidate against each other one, by differences of paired values.
+def compare_with_best(rows: pd.DataFrame) -> pd.DataFrame:
+    """Pair the values of each candidate with those of the best one of its contest.
 
     Parameters
     ----------
-    values : array of float, shape (pairs, candidates)
-        Lower is better; NaN where a candidate lacks a pair.
-    best : int
-        Column of the candidate.
+    rows : DataFrame
+        One row a run: `contest`, `candidate` and `pair` (numbers), and `value`, of which less is
+        better. Several runs of one pair are averaged.
 
     Returns
     -------
-    float
-        The largest two-sided p value of the paired t-tests; 1 where another candidate is not
-        worse on average; NaN where one shares fewer than `FEWEST` pairs with it.
+    DataFrame
+        One row a contest and candidate but the `best`: `mean`, `sd` and `n` of its values less
+        those of the best one, and `scale`, the size of that one's mean.
     """
-    others = np.delete(values, best, axis=1)
-    differences = others - values[:, [best]]
-    counts = np.isfinite(differences).sum(axis=0)
-    if not counts.size or counts.min() < FEWEST:
-        return float("nan")
-    mean = np.nanmean(differences, axis=0)
-    sd = np.nanstd(differences, axis=0, ddof=1)
-    scale = np.nanmax(np.abs(values))
-    if (mean <= _TIE * scale).any():
-        return 1.0
-    # Memory of equal runs has no spread, so that any difference is certain.
-    with np.errstate(divide="ignore"):
-        t = mean / (sd / np.sqrt(counts))
-    return float(np.max(2 * stdtr(counts - 1, -t)))
+    keys = ["contest", "candidate"]
+    paired = rows.groupby([*keys, "pair"])["value"].mean().dropna().reset_index()
+    means = paired.groupby(keys)["value"].mean().reset_index()
+    best = means.sort_values("value", kind="stable").drop_duplicates("contest")
+    best = best.rename(columns={"candidate": "best", "value": "scale"})
+    table = paired.merge(best, on="contest")
+    base = table[table["candidate"].eq(table["best"])]
+    others = table[table["candidate"].ne(table["best"])].merge(
+        base[["contest", "pair", "value"]], on=["contest", "pair"], how="left", suffixes=("", "_of")
+    )
+    difference = others["value"] - others["value_of"]
+    groups = difference.groupby([others[name] for name in ("contest", "best", "candidate")])
+    apart = groups.agg(["mean", "std", "count"]).set_axis(["mean", "sd", "n"], axis=1)
+    return apart.reset_index().merge(best[["contest", "scale"]].abs(), on="contest")
+
+
+def is_worse(rivals: pd.DataFrame, contests: int) -> pd.Series[bool]:
+    """Tell which candidates have an interval to the best that leaves out 0.
+
+    The t-intervals hold for so many contests at once (Bonferroni). Of one contest all must leave
+    out 0, so that its candidates need no correction (intersection-union test).
+    """
+    quantile = stdtrit(rivals["n"] - 1, 1 - (1 - LEVEL) / 2 / max(contests, 1))
+    low = rivals["mean"] - quantile * rivals["sd"] / np.sqrt(rivals["n"])
+    return low.gt(0) & rivals["mean"].gt(_TIE * rivals["scale"])
 
 
 def _entries(cells: Cells, name: str) -> pd.DataFrame:
@@ -140,33 +141,3 @@ def _numbered(keys: pd.DataFrame) -> pd.Series[int]:
     if keys.columns.empty:
         return pd.Series(0, index=keys.index)
     return keys.groupby(list(keys.columns), dropna=False).ngroup()
-
-
-def _outcomes(entries: pd.DataFrame, is_loss: bool) -> Iterator[tuple[list[int], float, bool]]:
-    """Yield the cells of the best candidate of each contest, its p value, and its completeness."""
-    measured = entries.dropna(subset="value")
-    rivals = measured.groupby("contest")["candidate"].transform("nunique")
-    measured = measured[rivals.gt(1)]
-    paired = measured.groupby(["contest", "candidate", "pair"], as_index=False)[["value"]].mean()
-    # Means as the table shows them: over seeds for a loss, over runs for the others.
-    averaged = paired if is_loss else measured
-    means = averaged.groupby(["contest", "candidate"])["value"].mean()
-    completed_by_candidate = entries.groupby("candidate")["leaves_markable"].all().to_dict()
-    cells_by_candidate = measured.groupby("candidate")["cell"].unique().to_dict()
-    if paired.empty:
-        return
-    keys = pd.MultiIndex.from_frame(paired[["contest", "candidate"]])
-    paired["mean"] = means.reindex(keys).to_numpy()
-    # There are thousands of small contests, and slices of arrays are much faster than groups.
-    columns = [paired[name].to_numpy() for name in ("candidate", "pair", "value", "mean")]
-    starts = np.flatnonzero(np.diff(paired["contest"].to_numpy(), prepend=-1))
-    for rows in np.split(np.arange(len(paired)), starts[1:]):
-        candidates, pairs, value, mean = (column[rows] for column in columns)
-        names, column = np.unique(candidates, return_inverse=True)
-        _, row = np.unique(pairs, return_inverse=True)
-        values = np.full((row.max() + 1, len(names)), np.nan)
-        values[row, column] = value
-        winner = candidates[mean.argmin()]
-        p = p_of_best(values, int(np.searchsorted(names, winner)))
-        if not np.isnan(p):
-            yield sorted(cells_by_candidate[winner].tolist()), p, completed_by_candidate[winner]

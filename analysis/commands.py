@@ -1,4 +1,4 @@
-"""Commands that a report prints: for its sweeps, else for studies that the package ships."""
+"""Commands that a report prints: for its sweeps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from batchscape.analysis.joins import column_of
 from batchscape.record.commands import LaunchedRun, again, more_seeds, time_again
 
 _COMMAND = re.compile(r"(?:(?<=: )|^)batchscape [a-z]+ ")
-SHIPPED = "of its own model and data, to which your settings can be added"
-"""Describes a study that ships with the package, offered where no sweep of the user fits."""
 _SEED = "seed"
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from batchscape.analysis.claims.evidence import Context, Evidence, View
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED, Answer, Decision, Test
-from batchscape.analysis.commands import seeds_command, timing_command
+from batchscape.analysis.commands import seeds_command
 from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.estimates import FEWEST, Estimate, too_few
 
-_SWEEP = "batchscape sweep sweeps="
-_ON_DIGITS = ("fixed_global_batch", "learning_rate", "vary_global_batch")
-"""Sweeps that have a twin on images of digits."""
 _SEEDS = 10
 """Seeds of the sweep that would settle what an interval leaves open: at least twice as many."""
 _MOST_SEEDS = 20
@@ -22,7 +19,7 @@ _MOST_SEEDS = 20
 _FEW_PAIRS = (
     f" Judged from {{}} pairs of runs, as its rule allows; an interval is shown from {FEWEST} on."
 )
-_FEW_IN_SOME = " Of {} comparisons {} {} fewer than {} pairs of runs and no part in it."
+_FEW_IN_SOME = " {} of {} comparisons: fewer than {} pairs of runs, and no part in it."
 
 Rule = Callable[[Sequence[Contrast], float], Test]
 """Makes the test of some contrasts; the number is the margin of equivalence of their runs."""
@@ -42,14 +39,6 @@ class Result:
     """Reason to doubt the effect."""
     reason: str = ""
     """Why nothing is decided, whatever the contrasts are."""
-    few_pairs_note: str = ""
-    """Text that follows the message of too few pairs."""
-    is_supported: bool = False
-    """Whether another test supports the claim, whatever the contrasts are."""
-    withheld: Answer | None = None
-    """An answer that these runs cannot give, whatever the contrasts are."""
-    unless_supported: str = ""
-    """Sentence that is added to every answer but "supported"."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +53,6 @@ class Judgement:
     """Why this is the answer: sentences of plain text."""
     is_compared: bool = False
     """Whether more runs of these cells would say more."""
-    n_seeds: int | None = None
-    """Number of seeds, where they are not the units of the effect's interval."""
     settle: str | None = None
     """Command that would settle an open claim, if possible by the sweeps of these runs."""
 
@@ -74,15 +61,14 @@ class Judgement:
         cls,
         reason: str,
         definition: str,
-        run_ids: Iterable[str] = (),
+        run_ids: tuple[str, ...] = (),
         *,
         n: int = 0,
         is_compared: bool = False,
     ) -> Judgement:
         """Return the judgement of runs that decide nothing, with a reason as half a sentence."""
         text = f"{reason[:1].upper()}{reason[1:]}."
-        ids = tuple(sorted(set(run_ids)))
-        return cls(OPEN, Estimate.unknown(reason, n, definition), ids, text, is_compared)
+        return cls(OPEN, Estimate.unknown(reason, n, definition), run_ids, text, is_compared)
 
     @property
     def n_runs(self) -> int:
@@ -121,7 +107,7 @@ class Claim:
     """Command of the shipped study that would settle it, where no sweep of the user's can."""
     view: View
     """Settings that separate contexts."""
-    result: Callable[[Context], Result | Judgement | None]
+    result: Callable[[Context], Result | None]
     """Computes the result of a context; None without the runs that the claim needs."""
     definition: str = ""
     """Definition of the effect, before the names of the compared sides."""
@@ -138,103 +124,86 @@ class Claim:
 
     def judge(self, evidence: Evidence) -> list[Verdict]:
         """Judge the claim in every context, or return one "not identified" if none has its runs."""
-        contexts = evidence.contexts(self.view)
         verdicts = [
             self._verdict(context, judgement)
-            for context in contexts
-            if (judgement := self._judge(context, evidence)) is not None
+            for context in evidence.contexts(self.view)
+            if (judgement := self._judge(context)) is not None
         ]
         if verdicts:
             return verdicts
         reason = f"no context has the runs it needs: {self.needs}"
-        judgement = Judgement.undecided(reason, self.effect)
-        settle = self.settle_on(name for context in contexts for name in context.data)
-        return [Verdict(**vars(replace(judgement, settle=settle)), claim=self)]
-
-    def settle_on(self, data: Iterable[str]) -> str:
-        """Return `settle`, by its twin study on digits where all runs are on digits."""
-        sweep, *others = self.settle.removeprefix(_SWEEP).split()
-        on_digits = set(data) == {"digits"} and sweep in _ON_DIGITS
-        return _SWEEP + " ".join([f"{sweep}_digits" if on_digits else sweep, *others])
+        judgement = replace(Judgement.undecided(reason, self.effect), settle=self.settle)
+        return [Verdict(**vars(judgement), claim=self)]
 
     def _decide(self, context: Context) -> Judgement | None:
         """Apply the rules to the result."""
         result = self.result(context)
-        if not isinstance(result, Result):
-            return result
+        if result is None:
+            return None
         margin, _ = context.margin
         contrasts = [*chain(*result.contrasts.values())]
-        ids, definition = run_ids_of(contrasts), result.definition or self.definition
-        pairs = {
-            name: max((len(contrast.values) for contrast in group), default=0)
-            for name, group in result.contrasts.items()
-        }
+        ids = tuple(sorted({run for contrast in contrasts for run in contrast.run_ids}))
+        definition = result.definition or self.definition
         decisions: dict[str, Decision] = {}
-        for name in sorted(self.rules, key=lambda name: pairs[name]):
-            rule = self.rules[name](result.contrasts[name], margin)
-            decision = None if result.reason else rule()
+        for name, rule in self.rules.items():
+            group = result.contrasts[name]
+            decision = None if result.reason else rule(group, margin)()
             if decision is None:
+                most = max((len(contrast.values) for contrast in group), default=0)
                 along = f"along the {name}, " if len(self.rules) > 1 else ""
-                pair_count_text = f"{along}{too_few(pairs[name], 'pairs of runs', self.fewest)}"
-                pair_count_text += result.few_pairs_note
-                n = 0 if result.reason or along or result.few_pairs_note else pairs[name]
-                reason, is_compared = result.reason or pair_count_text, bool(contrasts)
-                return Judgement.undecided(reason, definition, ids, n=n, is_compared=is_compared)
+                reason = result.reason or along + too_few(most, "pairs of runs", self.fewest)
+                n = 0 if result.reason or along else most
+                more = bool(contrasts) and not result.reason
+                return Judgement.undecided(reason, definition, ids, n=n, is_compared=more)
             decisions[name] = decision
-        decisions = {name: decisions[name] for name in self.rules}
-        answers = {name: decision.answer for name, decision in decisions.items()}
-        against = [decisions[name] for name in decisions if answers[name] == CONTRADICTED]
+        against = [each for each in decisions.values() if each.answer == CONTRADICTED]
         first = [*against[-1:], *decisions.values()][0]
-        answer = CONTRADICTED if against else OPEN if OPEN in answers.values() else SUPPORTED
-        answer = OPEN if answer == result.withheld else answer
-        answer = SUPPORTED if result.is_supported else answer
+        is_supported = all(each.answer == SUPPORTED for each in decisions.values())
+        answer = CONTRADICTED if against else SUPPORTED if is_supported else OPEN
         kind = definition.partition(" ")[0]
         effect = first.deciding.estimate(definition, kind, self.unit, result.note)
         sizes = {name: decision.deciding.text(kind) for name, decision in decisions.items()}
+        explanation = self._explain(result, sizes, margin, effect.n)
+        return Judgement(answer, effect, ids, explanation, is_compared=True)
+
+    def _explain(self, result: Result, sizes: Mapping[str, str], margin: float, n: int) -> str:
+        """Fill in what the claim says of a result, and add what weakens it."""
         counts = {f"n_{name}": len(group) for name, group in result.contrasts.items()}
         says = self.says.format(margin=f"{margin:g}", **sizes, **counts, **result.facts)
-        if answer != SUPPORTED:
-            says += f" {result.unless_supported}"
         if result.note:
             says += f" Beware: {result.note}."
-        lacking = sum(len(contrast.values) < self.fewest for contrast in contrasts)
-        if effect.n < FEWEST:
-            says += _FEW_PAIRS.format(effect.n)
-        if lacking:
-            has = "has" if lacking == 1 else "have"
-            says += _FEW_IN_SOME.format(len(contrasts), lacking, has, self.fewest)
-        return Judgement(answer, effect, ids, " ".join(says.split()), is_compared=True)
+        if n < FEWEST:
+            says += _FEW_PAIRS.format(n)
+        pairs = [len(contrast.values) for contrast in chain(*result.contrasts.values())]
+        if lacking := sum(count < self.fewest for count in pairs):
+            says += _FEW_IN_SOME.format(lacking, len(pairs), self.fewest)
+        return " ".join(says.split())
 
-    def _judge(self, context: Context, evidence: Evidence) -> Judgement | None:
+    def _judge(self, context: Context) -> Judgement | None:
         """Decide, and add the command for valid times where these would decide more."""
-        judgement = self._decide(context)
-        untimed = context.launched["timing_note"].notna() & context.runs["status"].eq("completed")
-        if not untimed.any() or (judgement is not None and judgement.verdict != OPEN):
+        judgement, command = self._decide(context), context.timing_command
+        if command is None or (judgement is not None and judgement.verdict != OPEN):
             return judgement
-        timed_contexts = evidence.as_if_timed.contexts(self.view)
-        (timed_context,) = (timed for timed in timed_contexts if timed.label == context.label)
-        with_times = self._decide(timed_context)
+        with_times = self._decide(context.as_if_timed)
         n = 0 if judgement is None else judgement.effect.n
-        if with_times is None or not with_times.is_compared or n >= with_times.effect.n > 0:
-            return judgement
-        command = timing_command(context.launched[untimed], evidence.cells.runs)
-        if command is None:
+        if with_times is None or with_times.effect.n <= n:
             return judgement
         if judgement is None:
-            notes = "; ".join(sorted(set(context.launched.loc[untimed, "timing_note"])))
-            reason = f"the times of {untimed.sum()} runs do not count ({notes})"
+            notes = context.runs.loc[context.runs["status"].eq("completed"), "timing_note"].dropna()
+            why = "; ".join(sorted(set(notes)))
+            reason = f"the times of {len(notes)} runs do not count ({why})"
             judgement = Judgement.undecided(reason, self.effect, with_times.run_ids)
         return replace(judgement, settle=command)
 
     def _verdict(self, context: Context, judgement: Judgement) -> Verdict:
         """Add the context, and a command for more seeds where these decide too little."""
-        n = judgement.effect.n if judgement.n_seeds is None else judgement.n_seeds
+        n = judgement.effect.n
         seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
-        command, (_, several) = judgement.settle, context.margin
-        if command is None and judgement.is_compared and (not several or self.view == "cost"):
-            command = seeds_command(context.launched, seeds)
+        command = judgement.settle
+        if command is None and judgement.is_compared:
+            command = seeds_command(context.runs, seeds)
         more = f" seed={','.join(map(str, seeds))}" if n > 1 else ""
-        settle = command or self.settle_on(context.data) + more
+        settle = command or self.settle + more
         is_behind = context.runs["run_id"].isin(judgement.run_ids)
         return Verdict(
             **{**vars(judgement), "settle": settle if judgement.verdict == OPEN else None},
@@ -243,8 +212,3 @@ class Claim:
             sweep_dirs=tuple(context.runs.loc[is_behind, "sweep_dir"].unique()),
             is_own=command is not None,
         )
-
-
-def run_ids_of(contrasts: Sequence[Contrast]) -> tuple[str, ...]:
-    """Return the runs behind some contrasts, sorted."""
-    return tuple(sorted({run for contrast in contrasts for run in contrast.run_ids}))

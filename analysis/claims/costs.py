@@ -1,194 +1,126 @@
-"""Results of claims about memory and time: figures of cuts, compared pair by pair."""
+"""Contrasts of memory and time between cuts, which claims name by factor and figure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from batchscape.analysis.claims.claim import Result
 from batchscape.analysis.claims.evidence import Context
-from batchscape.analysis.claims.rules import CONTRADICTED
-from batchscape.analysis.comparing.pairs import Contrast, Level, Which, contrasts_of, to_lowest
+from batchscape.analysis.comparing.pairs import (
+    Contrast,
+    Level,
+    Which,
+    contrasts_of,
+    logarithm,
+    to_lowest,
+)
 from batchscape.analysis.cost.table import FACTORS
 
-_DEVICES, _MICRO, _STEPS = FACTORS
-_BATCH = "global_batch_size"
-_PEAK, _TIME = "peak_allocated_gib", "step_time_s"
-_PHASES = {
-    "peak_allocated_first_backward_gib": "up to the first update",
-    "peak_allocated_first_optimizer_step_gib": "in the first update",
-    "peak_allocated_steady_gib": "in a later step",
-}
-"""Phases of a step in which memory peaks, in order of time."""
+DEVICES, MICRO, STEPS = FACTORS
+BATCH = "global_batch_size"
 _TYPICAL = (4, 8)
 _MUSEV = "16 x 7 x 2"
 
-
-def of_micro_batch(context: Context) -> Result | None:
-    """Peak memory along the micro-batch, and along the global batch at a fixed one."""
-    peaks = context.logs(_PEAK)
-    across = _along(_STEPS, peaks) + _along(_DEVICES, peaks)
-    contrasts = {"global batch": across, "micro-batch": _along(_MICRO, peaks, _ends)}
-    return _result(contrasts, phases=_phases(context))
+Value = Callable[[pd.DataFrame], "pd.Series[float]"]
+"""Computes from the figures of runs what is compared."""
+Query = Callable[[Context], list[Contrast]]
 
 
-def of_accumulation(context: Context) -> Result | None:
-    """Peak memory with accumulation against that without, and how many models that is."""
-    copies = context.figures[_PEAK] / context.figures["allocated_after_model_gib"]
-    models = _along(_STEPS, context.figures.assign(value=copies), _to_1)
-    mean = f"That is {_mean(models):.2f} times the model after it was built (its gradients are 1)."
-    contrasts = {"cost": _along(_STEPS, context.logs(_PEAK), _to_1)}
-    return _result(contrasts, phases=_phases(context), models=mean if models else "")
+def asked(queries: Mapping[str, Query]) -> Callable[[Context], Result | None]:
+    """Return the contrasts of each rule by its name; None in a context that has none at all."""
+
+    def result(context: Context) -> Result | None:
+        contrasts = {name: query(context) for name, query in queries.items()}
+        return Result(contrasts) if any(contrasts.values()) else None
+
+    return result
 
 
-def of_rank_0(context: Context) -> Result | None:
-    """Memory of rank 0 against the mean of the other ranks of its run."""
-    ranks = context.evidence.ranks
-    for name in ("device_used_gib", _PEAK):
-        if name not in ranks:
-            continue
-        contrasts = _rank_0_contrasts(context, ranks.assign(memory=ranks[name].astype(float)))
-        if not contrasts:
-            continue
-        is_allocator = name == _PEAK
-        return Result(
-            {"extra": contrasts},
-            {"whose": _OF_ALLOCATOR if is_allocator else "of the device, as its driver tells"},
-            f"ratio of {name.removesuffix('_gib').replace('_', ' ')}",
-            # The claim is about contexts and buffers, which the allocator does not see.
-            withheld=CONTRADICTED if is_allocator else None,
-            unless_supported=_NOT_AGAINST if is_allocator else "",
-        )
-    return None
+def along(*factors: str, value: Value, which: Which = to_lowest, at: Sequence[str] = ()) -> Query:
+    """Compare levels of each factor, where the other factors, or `at`, are equal."""
+
+    def query(context: Context) -> list[Contrast]:
+        rows = context.figures.assign(value=value(context.figures))
+        rows = rows[np.isfinite(rows["value"].to_numpy(dtype=float))]
+        contrasts = [
+            contrast
+            for factor in factors
+            for contrast in contrasts_of(
+                rows, factor, at or [name for name in FACTORS if name != factor], "block", which
+            )
+        ]
+        return [contrast for contrast in contrasts if len(contrast.values)]
+
+    return query
 
 
-_OF_ALLOCATOR = "that the allocator of each process handed out"
-_NOT_AGAINST = (
-    "It leaves out contexts and buffers and so cannot speak against the claim: that takes two GPUs "
-    "or more, since no processor's driver tells a rank's memory."
-)
+def log_of(name: str) -> Value:
+    """Take the logarithm of a figure, so that its differences are ratios."""
+    return lambda figures: logarithm(figures[name])
 
 
-def of_micro_steps(context: Context) -> Result | None:
-    """Forward and backward time of a micro-step, along the micro-batch and along accumulation."""
-    times = _of_one_step(context, "forward_backward_s")
-    along, across = _along(_MICRO, times, _ends), _along(_STEPS, times)
-    return _result({"micro-batch": along, "accumulation": across})
+def log_per_micro_step(name: str) -> Value:
+    """Take the logarithm of a time of a step over its micro-steps."""
+    return lambda figures: logarithm(figures[name] / figures[STEPS])
 
 
-def of_iterations(context: Context) -> Result | None:
-    """Step time over accumulation, along accumulation."""
-    return _result({"worst": _along(_STEPS, _of_one_step(context, _TIME))})
+def exposed_share(figures: pd.DataFrame) -> pd.Series[float]:
+    """Return the share of the step time in exchange, on several devices."""
+    share: pd.Series[float] = figures["exchange_s"] / figures["step_time_s"]
+    return share.where(figures[DEVICES].gt(1))
 
 
-def of_step_times(context: Context) -> Result | None:
-    """Step time at one global batch, of most accumulation against least."""
-    return _result({"least": _at_one_batch(context, _ends)})
-
-
-def of_typical_accumulation(context: Context) -> Result | None:
-    """Step time at one global batch, of accumulation 4 and 8 against every other."""
-
-    def to_others(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
-        others = [level for level in levels if level not in _TYPICAL]
-        return [(typical, other) for typical in _TYPICAL for other in others]
-
-    return _result({"good": _at_one_batch(context, to_others)})
-
-
-def of_cuts_of_224(context: Context) -> Result | None:
-    """Step time, and peak memory, of other cuts of 224 on at most 16 devices against 16 x 7 x 2."""
-    figures = context.figures
-    figures = figures[figures[_BATCH].eq(224) & figures[_DEVICES].le(16)]
-    names = [" x ".join(map(str, cut)) for cut in figures[[*FACTORS]].to_numpy()]
-    cuts = pd.Series(names, figures.index, dtype=str)
-    if _MUSEV not in set(cuts) or cuts.nunique() < 2:
-        return None
-
-    def to_musev(levels: Sequence[str]) -> list[tuple[Level, Level]]:
-        return [(cut, _MUSEV) for cut in levels if cut != _MUSEV]
-
-    contrasts: list[Contrast] = []
-    for name in (_TIME, _PEAK):
-        rows = context.logs(name).loc[cuts.index].assign(cut=cuts)
-        contrasts += contrasts_of(rows, "cut", [], "block", to_musev)
-    return Result({"cuts": contrasts})
-
-
-def of_exchange(context: Context) -> Result | None:
-    """Share of the step time in exchange, on several devices of cuts measured on fewer, too."""
-    times = context.logs(_TIME)
-    times = times[times.groupby([_MICRO, _STEPS])[_DEVICES].transform("nunique").gt(1)]
-    if times.empty:
-        return None
-    several = times[times[_DEVICES] > 1]
-    several = several.assign(value=several["exchange_s"] / several[_TIME])
-    shares = _along(_STEPS, several, lambda levels: [(level, None) for level in levels])
-    if not shares:
-        return Result({"share": []}, reason="no timed runs on several devices")
-    slower = max(_along(_DEVICES, times), key=lambda contrast: contrast.mean, default=None)
-    return Result({"share": shares}, {"slower": "" if slower is None else slower.text("ratio")})
-
-
-def _result(contrasts: dict[str, list[Contrast]], **facts: object) -> Result | None:
-    return Result(contrasts, facts) if any(contrasts.values()) else None
-
-
-def _along(factor: str, rows: pd.DataFrame, which: Which = to_lowest) -> list[Contrast]:
-    """Compare levels of one factor of a cut, both others equal."""
-    return _compare(rows, factor, [name for name in FACTORS if name != factor], which)
-
-
-def _at_one_batch(context: Context, which: Which) -> list[Contrast]:
-    """Compare step times between accumulations, to which the micro-batch gives way."""
-    return _compare(context.logs(_TIME), _STEPS, [_DEVICES, _BATCH], which)
-
-
-def _compare(
-    rows: pd.DataFrame, factor: str, within: Sequence[str], which: Which
-) -> list[Contrast]:
-    """Compare finite values of levels that share a seed and repeat."""
-    finite = rows[np.isfinite(rows["value"].to_numpy(dtype=float))]
-    contrasts = contrasts_of(finite, factor, within, "block", which)
-    return [contrast for contrast in contrasts if len(contrast.values)]
-
-
-def _ends(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
+def highest_to_lowest(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
+    """Compare the highest level with the lowest."""
     return to_lowest(levels)[-1:]
 
 
-def _to_1(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
+def to_1(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
+    """Compare every level with 1, where that was tried."""
     return to_lowest(levels) if levels[0] == 1 else []
 
 
-def _of_one_step(context: Context, name: str) -> pd.DataFrame:
-    """Return the logarithm of a time of all micro-steps of a step, over their number."""
-    return context.logs(context.figures[name] / context.figures[_STEPS])
+def itself(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
+    """Take the values of every level, compared with none."""
+    return [(level, None) for level in levels]
 
 
-def _mean(contrasts: Sequence[Contrast]) -> float:
-    return float(np.mean([contrast.mean for contrast in contrasts])) if contrasts else np.nan
+def typical_to_others(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
+    """Compare accumulation of 4 and of 8 with every other."""
+    others = [level for level in levels if level not in _TYPICAL]
+    return [(typical, other) for typical in _TYPICAL for other in others]
 
 
-def _phases(context: Context) -> str:
-    """Say what accumulation costs in each phase, on average over its contrasts."""
-    texts = []
-    for name, words in _PHASES.items():
-        if contrasts := _along(_STEPS, context.logs(name), _to_1):
-            texts.append(f"{100 * np.expm1(_mean(contrasts)):+.1f} % {words}")
-    return f"Accumulation changes the peak by {', '.join(texts)}." if texts else ""
+def against_musev(context: Context) -> list[Contrast]:
+    """Compare step times, then peaks, of cuts of 224 on at most 16 devices with 16 x 7 x 2."""
+    figures = context.figures
+    figures = figures[figures[BATCH].eq(224) & figures[DEVICES].le(16)]
+    cuts = [" x ".join(map(str, cut)) for cut in figures[[*FACTORS]].to_numpy()]
+
+    def to_musev(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
+        return [(cut, _MUSEV) for cut in levels if cut != _MUSEV]
+
+    return [
+        contrast
+        for name in ("step_time_s", "peak_allocated_gib")
+        for contrast in contrasts_of(
+            figures.assign(cut=cuts, value=logarithm(figures[name])), "cut", [], "block", to_musev
+        )
+    ]
 
 
-def _rank_0_contrasts(context: Context, ranks: pd.DataFrame) -> list[Contrast]:
-    """Compare the logarithms of what ranks hold, within runs of several ranks."""
+def of_rank_0(context: Context) -> list[Contrast]:
+    """Compare what rank 0 holds on its device with the mean of the other ranks of its run."""
     keys = ["sweep_dir", "run_id"]
+    ranks = context.evidence.ranks.reindex(columns=[*keys, "rank", "attempt", "device_used_gib"])
     rows = ranks.merge(context.figures[[*keys, *FACTORS, "block"]], on=keys)
     # Processes of an earlier attempt had a life of their own.
     last = rows["attempt"] == rows.groupby(keys)["attempt"].transform("max")
-    rows = rows[last & rows["memory"].gt(0) & rows[_DEVICES].gt(1)]
+    rows = rows[last & rows["device_used_gib"].gt(0) & rows[DEVICES].gt(1)]
     rank = rows["rank"].eq(0).map({True: "0", False: "others"})
-    means = rows.groupby([*keys, *FACTORS, "block", rank])["memory"].mean()
-    logs = np.log(means).rename("value").reset_index()
+    means = rows.groupby([*keys, *FACTORS, "block", rank])["device_used_gib"].mean()
+    logs = np.log(means.astype(float)).rename("value").reset_index()
     return contrasts_of(logs, "rank", FACTORS, "block", lambda _: [("0", "others")])

@@ -8,26 +8,27 @@ the rules as constants.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import log
 
-from batchscape.analysis.claims.batches import (
-    RISE,
-    at_equal_training_loss,
-    of_rises,
-    of_times_to_target,
-)
 from batchscape.analysis.claims.claim import Claim, Rule, Verdict
 from batchscape.analysis.claims.costs import (
-    of_accumulation,
-    of_cuts_of_224,
-    of_exchange,
-    of_iterations,
-    of_micro_batch,
-    of_micro_steps,
+    BATCH,
+    DEVICES,
+    MICRO,
+    STEPS,
+    against_musev,
+    along,
+    asked,
+    exposed_share,
+    highest_to_lowest,
+    itself,
+    log_of,
+    log_per_micro_step,
     of_rank_0,
-    of_step_times,
-    of_typical_accumulation,
+    to_1,
+    typical_to_others,
 )
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.rules import (
@@ -38,15 +39,20 @@ from batchscape.analysis.claims.rules import (
     equal,
     every,
     some,
+    within_factor,
 )
-from batchscape.analysis.claims.updates import (
+from batchscape.analysis.claims.training import (
     LEAST,
+    RISE,
+    at_equal_training_loss,
     of_accumulated_batches,
     of_best_rates,
     of_cuts,
     of_growing_batches,
     of_late_switching,
     of_noise_scale,
+    of_rises,
+    of_times_to_target,
     of_variance,
 )
 from batchscape.analysis.comparing.pairs import Contrast
@@ -58,6 +64,9 @@ _GRID = (
     "batch.gradient_accumulation_steps=1,4 evaluation.every_samples=896"
 )
 
+_PEAK, _TIME = log_of("peak_allocated_gib"), log_of("step_time_s")
+_MICRO_STEP = log_per_micro_step("forward_backward_s")
+
 _GOOD = log(1.05)
 """A cut that is slower by less than 5 % than every other counts as good: ours."""
 
@@ -66,20 +75,24 @@ _EQUIVALENT = (
 )
 
 
-def _all_above(threshold: float) -> Rule:
-    return lambda contrasts, _: every([above(contrast, threshold) for contrast in contrasts])
+Compare = Callable[[Contrast, float], Test]
 
 
-def _one_above(threshold: float) -> Rule:
-    return lambda contrasts, _: some([above(contrast, threshold) for contrast in contrasts])
+def _all(test: Compare, bound: float | None = None) -> Rule:
+    """Ask a test of all contrasts; its bound is the margin of their runs where none is given."""
+    return lambda contrasts, margin: every(
+        [test(contrast, margin if bound is None else bound) for contrast in contrasts]
+    )
 
 
-def _all_within(margin: float) -> Rule:
-    return lambda contrasts, _: every([equal(contrast, margin) for contrast in contrasts])
+def _one(test: Compare, bound: float | None = None) -> Rule:
+    """Ask a test of one contrast or more."""
+    return lambda contrasts, margin: some(
+        [test(contrast, margin if bound is None else bound) for contrast in contrasts]
+    )
 
 
-def _all_equivalent(contrasts: Sequence[Contrast], margin: float) -> Test:
-    return every([equal(contrast, margin, fewest=EQUIVALENCE_FEWEST) for contrast in contrasts])
+_ALIKE = partial(equal, fewest=EQUIVALENCE_FEWEST)
 
 
 def _one_is_good(contrasts: Sequence[Contrast], _: float) -> Test:
@@ -112,11 +125,16 @@ CLAIMS: tuple[Claim, ...] = (
         "accumulation and devices; contradicted: one of the two is refuted",
         settle=_GRID,
         view="cost",
-        result=of_micro_batch,
+        result=asked(
+            {
+                "global batch": along(STEPS, DEVICES, value=_PEAK),
+                "micro-batch": along(MICRO, value=_PEAK, which=highest_to_lowest),
+            }
+        ),
         definition="ratio of peak allocated memory",
-        rules={"global batch": _all_within(log(1.05)), "micro-batch": _all_above(log(1.05))},
+        rules={"global batch": _all(equal, log(1.05)), "micro-batch": _all(above, log(1.05))},
         says="Along the micro-batch: {micro-batch}; along the global batch at a fixed micro-batch, "
-        "worst of {n_global batch}: {global batch}. Equal means within 5 %. {phases}",
+        "worst of {n_global batch}: {global batch}. Equal means within 5 %.",
     ),
     Claim(
         id="accumulation-costs-memory",
@@ -129,10 +147,10 @@ CLAIMS: tuple[Claim, ...] = (
         "one is less than that",
         settle=_GRID,
         view="cost",
-        result=of_accumulation,
+        result=asked({"cost": along(STEPS, value=_PEAK, which=to_1)}),
         definition="ratio of peak allocated memory",
-        rules={"cost": _all_above(log(1.005))},
-        says="Least of {n_cost}: {cost}; a cost is more than 0.5 %. {models} {phases}",
+        rules={"cost": _all(above, log(1.005))},
+        says="Least of {n_cost}: {cost}; a cost is more than 0.5 %.",
     ),
     Claim(
         id="rank0-costs-memory",
@@ -140,16 +158,16 @@ CLAIMS: tuple[Claim, ...] = (
         source=_MUSEV,
         needs="runs on two GPUs or more: no sweep on a processor settles it, which has one memory "
         "for all ranks and no driver that tells theirs",
-        effect="ratio of memory, rank 0 to the mean of the other ranks (of the device where the "
-        "driver tells, else of the allocator)",
+        effect="ratio of memory of the device, as its driver tells, rank 0 to the mean of the "
+        "others",
         rule="supported: rank 0 holds more than 1 % more in every geometry; contradicted: in one "
-        "it holds less than that, by the driver's figures (the allocator's leave out contexts and "
-        "buffers)",
+        "it holds less than that",
         settle="batchscape sweep sweeps=device_scaling",
         view="cost",
-        result=of_rank_0,
-        rules={"extra": _all_above(log(1.01))},
-        says="Memory {whose}. Least of {n_extra} geometries: {extra}; extra means more than 1 %.",
+        result=asked({"extra": of_rank_0}),
+        definition="ratio of memory of the device",
+        rules={"extra": _all(above, log(1.01))},
+        says="Least of {n_extra} geometries: {extra}; extra means more than 1 %.",
     ),
     Claim(
         id="microstep-time-follows-micro",
@@ -161,9 +179,14 @@ CLAIMS: tuple[Claim, ...] = (
         "within 10 % (TOST) along accumulation; contradicted: one of the two is refuted",
         settle=_GRID,
         view="cost",
-        result=of_micro_steps,
+        result=asked(
+            {
+                "micro-batch": along(MICRO, value=_MICRO_STEP, which=highest_to_lowest),
+                "accumulation": along(STEPS, value=_MICRO_STEP),
+            }
+        ),
         definition="ratio of forward and backward time of a micro-step",
-        rules={"micro-batch": _all_above(log(1.1)), "accumulation": _all_within(log(1.1))},
+        rules={"micro-batch": _all(above, log(1.1)), "accumulation": _all(equal, log(1.1))},
         says="Along the micro-batch: {micro-batch}; along accumulation, worst of {n_accumulation}: "
         "{accumulation}. Mainly means growth of more than 10 % along the one and equality within "
         "10 % along the other.",
@@ -179,9 +202,11 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=fixed_global_batch batch.data_parallel_size=1 "
         "batch.micro_batch_size=4,8,16,32",
         view="cost",
-        result=of_step_times,
+        result=asked(
+            {"least": along(STEPS, value=_TIME, which=highest_to_lowest, at=(DEVICES, BATCH))}
+        ),
         definition="ratio of the step time at a fixed global batch",
-        rules={"least": _all_above(log(1.02))},
+        rules={"least": _all(above, log(1.02))},
         says="Least of {n_least}: {least}; slower means by more than 2 %.",
     ),
     Claim(
@@ -194,9 +219,9 @@ CLAIMS: tuple[Claim, ...] = (
         rule="supported: equal within 10 % (TOST) everywhere; contradicted: outside somewhere",
         settle=_GRID,
         view="cost",
-        result=of_iterations,
+        result=asked({"worst": along(STEPS, value=log_per_micro_step("step_time_s"))}),
         definition="ratio of the time of an iteration (step time over accumulation)",
-        rules={"worst": _all_within(log(1.1))},
+        rules={"worst": _all(equal, log(1.1))},
         says="Worst of {n_worst}: {worst}; alone means within 10 %. An update comes once in a "
         "step, so that its share falls as accumulation grows.",
     ),
@@ -211,14 +236,13 @@ CLAIMS: tuple[Claim, ...] = (
         "and number of devices; without valid times, ratio of samples, to which time is "
         "proportional there but for what an update takes",
         rule="supported: it takes more than 5 % longer than some smaller global batch (Bonferroni "
-        "over these); contradicted: not so for any; not identified: micro-batches or devices that "
-        "differ, where the ratio of samples is given as such",
+        "over these); contradicted: not so for any",
         settle="batchscape sweep sweeps=learning_rate batch.global_batch_size=4,8,16,32 "
         "batch.micro_batch_size=2 batch.gradient_accumulation_steps=null "
         "launcher.concurrent_runs=1",
         view="reaching",
         result=of_times_to_target,
-        rules={"most": _one_above(log(1.05))},
+        rules={"most": _one(above, log(1.05))},
         says="Largest against the smaller global batches at a loss of {target}, {how}, {n_most} "
         "comparisons; most: {most}; slower means by more than 5 %. {bounds}",
     ),
@@ -236,8 +260,8 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=of_cuts,
         definition="difference of final loss between two cuts of one trajectory",
-        rules={"cuts": _all_equivalent},
-        says=_EQUIVALENT + " {table} {left_out} {diverged}",
+        rules={"cuts": _all(_ALIKE)},
+        says=_EQUIVALENT,
         unit="nats",
         fewest=EQUIVALENCE_FEWEST,
     ),
@@ -256,8 +280,8 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=of_accumulated_batches,
         definition="difference of final loss between accumulation and one large micro-batch",
-        rules={"cuts": _all_equivalent},
-        says=_EQUIVALENT + " {left_out} {diverged}",
+        rules={"cuts": _all(_ALIKE)},
+        says=_EQUIVALENT,
         unit="nats",
         fewest=EQUIVALENCE_FEWEST,
     ),
@@ -267,20 +291,17 @@ CLAIMS: tuple[Claim, ...] = (
         source="001, 003",
         needs="two global batches or more, with three seeds",
         effect="largest rise of the training loss above its lowest so far, over 20 windows of the "
-        "same samples, as a share of the first: smallest global batch minus the middle one",
-        rule="supported: it rises by 0.02 more (2.5 %: the lower end of the 95 % interval), or "
-        "diverges more often (Fisher's exact test at 2.5 %), 5 % together; "
-        "contradicted: it rises by less and never diverges",
+        "same samples, as a share of the first, and 1 for a run that diverged: smallest global "
+        "batch minus the middle one",
+        rule="supported: it rises by 0.02 more; contradicted: it rises by less than that",
         settle="batchscape sweep sweeps=learning_rate",
         view="training",
         result=of_rises,
         definition="difference of the largest rise of the training loss, over its start",
-        rules={"rise": _one_above(RISE)},
+        rules={"rise": _one(above, RISE)},
         says="Largest rise of the training loss above its lowest so far, in {windows} windows of "
-        "the same samples, as a share of the loss in the first: {rise}; unstable means 0.02 more "
-        "than the middle batch, or more often diverged: 2.5 % each, the one by the lower end of "
-        "its 95 % interval, the other by Fisher's exact test (here p = {p}). Diverged: {counts}. "
-        "Spread of the log final loss between seeds: {spread}.",
+        "the same samples, as a share of the loss in the first, 1 for a run that diverged: {rise}; "
+        "unstable means 0.02 more than the middle batch. Diverged: {counts}.",
     ),
     Claim(
         id="too-large-generalises-worse",
@@ -295,27 +316,27 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=at_equal_training_loss,
         definition="difference of held-out loss at an equal training loss",
-        rules={"loss": lambda contrasts, margin: some([above(each, margin) for each in contrasts])},
+        rules={"loss": _one(above)},
         says="Held-out loss where the training loss is {level}, which all runs reached, after "
-        "{epochs} times over the data: {loss}; worse means by more than {margin} nats. Held-out "
-        "minus training loss at the end, which also differs where one batch has trained further: "
-        "{gap}. Shallue et al. 2019 found no such effect once every batch was tuned and trained to "
-        "the same goal.",
+        "{epochs} times over the data: {loss}; worse means by more than {margin} nats. Shallue et "
+        "al. 2019 found no such effect once every batch was tuned and trained to the same goal.",
         unit="nats",
     ),
     Claim(
         id="learning-rate-grows-with-batch",
         statement="A larger global batch wants a larger learning rate (linear scaling rule)",
         source="001, 003",
-        needs="three learning rates or more at three global batches or more of one sweep, with "
-        "three seeds that all of them have",
+        needs="three learning rates or more at three global batches or more, with three seeds",
         effect="exponent of the best learning rate in the global batch, as in the report's section "
         "on learning rates",
-        rule="supported: its 95 % interval is above 0.1; contradicted: below; whether 1 (linear) "
-        "and 0.5 lie in the interval is said beside it",
+        rule="supported: its 95 % interval is above 0.1; contradicted: below; the rules that lie "
+        "in the interval are said beside it",
         settle="batchscape sweep sweeps=learning_rate",
         view="training",
         result=of_best_rates,
+        definition="exponent of the best learning rate in the global batch",
+        rules={"exponent": _all(above, LEAST)},
+        says="As in the report on learning rates: {exponent}; growth means more than 0.1. {rules}",
     ),
     Claim(
         id="large-batch-less-variance",
@@ -332,9 +353,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=of_variance,
         definition="exponent p of (step-to-step variance of the gradient norm) ~ (global batch)^p",
-        rules={
-            "slope": lambda contrasts, _: every([below(contrast, -LEAST) for contrast in contrasts])
-        },
+        rules={"slope": _all(below, -LEAST)},
         says="Of the step-to-step variance of the gradient norm: {slope}; lower means below -0.1. "
         "-1, as for independent samples at the same weights, is {inside}within the interval. The "
         "norm stands for the gradient, of which it is one number; what it drifts by steadily is "
@@ -345,7 +364,7 @@ CLAIMS: tuple[Claim, ...] = (
         id="devices-scale-batch-linearly",
         statement="More devices or nodes raise the global batch linearly, at a communication cost",
         source="001, 002",
-        needs="valid times at two numbers of devices with one micro-batch and accumulation",
+        needs="valid times on several devices",
         effect="share of the step time in exchange that backward did not hide",
         rule="supported: more than 1 % of the step time in every geometry on several devices; "
         "contradicted: less somewhere. That the global batch is in proportion holds by definition, "
@@ -353,13 +372,12 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=device_scaling batch.global_batch_size=null "
         "batch.micro_batch_size=8",
         view="cost",
-        result=of_exchange,
+        result=asked({"share": along(STEPS, value=exposed_share, which=itself)}),
         definition="share of the step time in exchange that backward did not hide",
-        rules={"share": _all_above(0.01)},
+        rules={"share": _all(above, 0.01)},
         says="The global batch is proportional to the number of devices at a fixed micro-batch and "
         "accumulation by definition, as their product, and is not tested: the cost is. Least share "
-        "of {n_share}: {share}; a cost means more than 1 % of the step time. Step time at a fixed "
-        "micro-batch and accumulation: {slower}.",
+        "of {n_share}: {share}; a cost means more than 1 % of the step time.",
     ),
     Claim(
         id="accumulation-4-or-8",
@@ -374,7 +392,9 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=fixed_global_batch batch.data_parallel_size=1 "
         "batch.micro_batch_size=2,4,8,16,32",
         view="cost",
-        result=of_typical_accumulation,
+        result=asked(
+            {"good": along(STEPS, value=_TIME, which=typical_to_others, at=(DEVICES, BATCH))}
+        ),
         definition="ratio of the step time at a fixed global batch",
         rules={"good": _one_is_good},
         says="Of accumulation 4 and 8 the better one against the fastest other, where it is "
@@ -393,7 +413,7 @@ CLAIMS: tuple[Claim, ...] = (
         "contradicted: one is",
         settle="batchscape sweep sweeps=musev_224",
         view="cost",
-        result=of_cuts_of_224,
+        result=asked({"cuts": against_musev}),
         definition="ratio of the step time of another cut of 224 to that of 16 x 7 x 2",
         rules={"cuts": _none_is_better},
         says="Balanced means on the Pareto front: no other cut is faster by 5 % with a peak that "
@@ -411,6 +431,10 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=critical_batch_by_branches",
         view="branching",
         result=of_noise_scale,
+        definition="ratio of the critical batch by branches to the gradient noise scale",
+        rules={"ages": _all(within_factor, 2.0)},
+        says="Of {n_ages} ages one decides: {ages}; as large means within a factor of 2. Its ends "
+        "are those of both intervals: wider than 95 %, in place of a correction for several ages.",
     ),
     Claim(
         id="growing-batch-loses-nothing",
@@ -425,9 +449,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="branching",
         result=of_growing_batches,
         definition="difference of final loss between a ramp and its first batch",
-        rules={
-            "ramps": lambda contrasts, margin: every([below(each, margin) for each in contrasts])
-        },
+        rules={"ramps": _all(below)},
         says="Worst of {n_ramps}: {ramps}; a loss is more than {margin} nats.",
         unit="nats",
     ),
@@ -444,7 +466,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="branching",
         result=of_late_switching,
         definition="difference of final loss between a late and an early switch",
-        rules={"switches": lambda contrasts, _: every([below(each, 0.0) for each in contrasts])},
+        rules={"switches": _all(below, 0.0)},
         says="Worst of {n_switches}: {switches}.",
         unit="nats",
     ),

@@ -14,12 +14,18 @@ from batchscape.analysis.branches.critical import critical_batches
 from batchscape.analysis.branches.ramps import compared_ramps
 from batchscape.analysis.branches.schedule import varies_on_the_way
 from batchscape.analysis.cells import GEOMETRY, RATE, SEEDS, Cells, plain_texts
-from batchscape.analysis.comparing.pairs import blocks_of, join_texts, labels_of, logarithm
+from batchscape.analysis.commands import timing_command
+from batchscape.analysis.comparing.pairs import blocks_of, join_texts, labels_of
+from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, stated_margin
 from batchscape.analysis.hardware import is_timed_alone, was_started
 from batchscape.analysis.joins import rows_of
+from batchscape.analysis.learning_rate.aim import Optima, final_losses, find_optima
+from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.analysis.targets.schema import check
 from batchscape.config import Affects, affects_of
+from batchscape.errors import AnalysisError
+from batchscape.record.noise_scale import has_no_noise_scale
 
 View = Literal["cost", "training", "reaching", "branching"]
 """Memory and times do not depend on settings that decide the loss alone; a loss does; when a target
@@ -28,10 +34,11 @@ is reached does not depend on the budget; branches of a training may differ in m
 _MARGIN = MARGIN_SETTINGS["final_eval_loss"]
 _CADENCE = "evaluation.every_samples"
 _NAMED = ("hardware", "precision", "model.name", "data.name")
-_KEPT = (
-    *("sweep_dir", "run_id", "trajectory_id", "cell", "status", "stop_reason", "samples"),
-    *("train_samples", "data.name", "not_invariant", "timing_valid", _MARGIN),
+_NEEDED = (
+    *("stop_reason", "samples", "train_samples", "not_invariant", "timing_note"),
+    _MARGIN,
 )
+"""Columns that runs may lack."""
 _REACHES = ("sweep_dir", "run_id", "target_loss", "outcome", "samples_to_target")
 
 
@@ -41,24 +48,41 @@ class Context:
 
     label: str
     runs: pd.DataFrame
-    """One row a run of any status but `rejected`, with its geometry, `learning_rate`,
-    `seed_block` (runs of one sweep and equal seeds) and `block` (of equal timing repeat, too)."""
-    figures: pd.DataFrame
-    """The same columns for completed runs, with their figures; times only where they are valid."""
-    reaches: pd.DataFrame
-    """Rows of the runs of this context; empty where there are none."""
+    """One row a run of any status but `rejected`, with all its columns, `seed_block` (runs of one
+    sweep and equal seeds) and `block` (of equal timing repeat, too)."""
     evidence: Evidence
     """The evidence that the context is a part of."""
 
     @cached_property
-    def launched(self) -> pd.DataFrame:
-        """The runs of this context with all their columns."""
-        return self.evidence.cells.runs.loc[self.runs.index]
-
-    @cached_property
     def cells(self) -> Cells:
         """The cells with the runs of this context."""
-        return replace(self.evidence.cells, runs=self.launched)
+        return replace(self.evidence.cells, runs=self.runs)
+
+    @cached_property
+    def figures(self) -> pd.DataFrame:
+        """The completed runs with their figures; times only where they are valid."""
+        figures = self.cells.figures
+        return self.runs.drop(columns=figures.columns, errors="ignore").join(figures, how="inner")
+
+    @cached_property
+    def reaches(self) -> pd.DataFrame:
+        """Rows of the runs of this context; empty where there are none."""
+        reaches, keys = self.evidence.reaches, ["sweep_dir", "run_id"]
+        if reaches is None or reaches.empty:
+            return pd.DataFrame()
+        added = [*GEOMETRY, "trajectory_id", "learning_rate", "seed_block", "timing_valid"]
+        rows = reaches.drop(columns=added, errors="ignore")
+        return rows.merge(self.runs[[*keys, *added]], on=keys)
+
+    @cached_property
+    def as_if_timed(self) -> Context:
+        """The same with all times valid, to choose which command to suggest."""
+        return replace(self, runs=self.runs.assign(timing_valid=True))
+
+    @cached_property
+    def timing_command(self) -> str | None:
+        """The command that gives times to the completed runs that have none, if it helps."""
+        return timing_command(self.runs, self.evidence.cells.runs)
 
     @cached_property
     def ages(self) -> pd.DataFrame:
@@ -70,21 +94,33 @@ class Context:
         """Its runs as `compared_ramps` returns them."""
         return compared_ramps(self.cells)
 
-    @property
-    def data(self) -> list[str]:
-        """Names of the data that the runs are on."""
-        return list(self.runs["data.name"].unique())
-
     @cached_property
     def margin(self) -> tuple[float, str]:
         """Nats within which losses count as equal, and why no margin was fixed, if none was."""
         margins = pd.to_numeric(self.runs[_MARGIN], errors="coerce").to_numpy(dtype=float)
         return stated_margin(margins, "final_eval_loss")
 
-    def logs(self, figure: str | pd.Series[float]) -> pd.DataFrame:
-        """Return the figures with the logarithm of one figure, or of a column, as `value`."""
-        column = self.figures[figure] if isinstance(figure, str) else figure
-        return self.figures.assign(value=logarithm(column))
+    @cached_property
+    def optima(self) -> Optima | None:
+        """The best learning rate of each global batch, as the report finds it."""
+        finals = final_losses(self.runs).assign(seed=self.runs["seed_block"])
+        try:
+            return find_optima(self.reaches.assign(seed=self.reaches.get("seed_block")), finals)
+        except AnalysisError:
+            return None
+
+    def at_best(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Keep the rows at the best learning rate of their global batch, with `tuned`.
+
+        None are kept where each batch was set a rate of its own, which is another factor then; a
+        rule that makes rates of one setting chooses none.
+        """
+        if self.optima is None:
+            rates = self.runs[RATE if RATE in self.runs else "learning_rate"]
+            return rows.assign(tuned=False).head(len(rows) if rates.nunique() < 2 else 0)
+        keys = ["global_batch_size", "learning_rate"]
+        chosen = at_best_learning_rate(*self.optima)[[*keys, "tuned"]].drop_duplicates()
+        return rows.reset_index(names="row").merge(chosen, on=keys).set_index("row")
 
     def curves(self, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return steps and evaluations by `run` (its index) in order of time, NaN where missing."""
@@ -114,41 +150,19 @@ class Evidence:
         if self.reaches is not None and not self.reaches.empty:
             check(self.reaches, "a table of steps to target", _REACHES)
 
-    @cached_property
-    def as_if_timed(self) -> Evidence:
-        """The same with all times valid, to choose which command to suggest."""
-        reaches = self.reaches
-        if reaches is not None and "time_to_target_s" in reaches:
-            some = reaches["time_to_target_s"].fillna(reaches["samples_to_target"])
-            reaches = reaches.assign(time_to_target_s=some)
-        runs = self.cells.runs.assign(timing_valid=True)
-        return Evidence(replace(self.cells, runs=runs), self.steps, self.evals, self.ranks, reaches)
-
     def contexts(self, view: View) -> list[Context]:
         """Return the contexts, in the order of their labels."""
         if view not in self._contexts:
             runs = self._launched_runs()
             if view != "cost":
                 runs = runs[~is_timed_alone(runs)]
-            labels = self._labels(runs, view)
-            columns = [*_KEPT, *GEOMETRY, "learning_rate", "seed_block", "block"]
-            runs = runs.reindex(columns=[*dict.fromkeys(columns)])
-            figures = self.cells.figures.drop(columns=["cell", "trajectory_id"])
-            self._contexts[view] = [
-                Context(
-                    label=str(label),
-                    runs=context_runs,
-                    figures=context_runs.join(figures, how="inner"),
-                    reaches=self._reaches(context_runs),
-                    evidence=self,
-                )
-                for label, context_runs in runs.groupby(labels)
-            ]
+            groups = runs.groupby(self._labels(runs, view))
+            self._contexts[view] = [Context(str(label), group, self) for label, group in groups]
         return self._contexts[view]
 
     def _launched_runs(self) -> pd.DataFrame:
         runs = self.cells.runs
-        runs = runs[was_started(runs)]
+        runs = runs[was_started(runs)].reindex(columns=[*dict.fromkeys([*runs, *_NEEDED])])
         runs = runs.dropna(subset=list(GEOMETRY)).sort_values(["sweep_dir", "run_id"])
         rates = runs.get("learning_rate", runs.get(RATE, pd.Series(np.nan, runs.index)))
         return runs.assign(
@@ -166,23 +180,10 @@ class Evidence:
         labels = join_texts(parts, "; ", runs.index)
         if view == "cost":
             return labels
-        # Where each global batch was set one learning rate of its own, the rate is another factor.
-        # A rule that makes rates of one setting chooses none.
-        rates = runs[RATE if RATE in runs else "learning_rate"]
-        rates_of_batch = rates.groupby([labels, runs["global_batch_size"]]).nunique()
-        has_one_each = rates_of_batch.groupby(level=0).max().eq(1)
-        is_confounded = labels.map(has_one_each & rates.groupby(labels).nunique().gt(1))
-        with_rate = labels + "; learning rate " + plain_texts(rates)
-        return labels.mask(is_confounded.astype(bool), with_rate)
-
-    def _reaches(self, runs: pd.DataFrame) -> pd.DataFrame:
-        if self.reaches is None or self.reaches.empty:
-            return pd.DataFrame()
-        keys = ["sweep_dir", "run_id"]
-        added = [*GEOMETRY, "trajectory_id", "learning_rate", "seed_block", "timing_valid"]
-        return self.reaches.drop(columns=added, errors="ignore").merge(
-            runs[[*keys, *added]], on=keys
-        )
+        # An objective of the cut's own compares batches at one place alone.
+        is_own = runs["not_invariant"].map(has_no_noise_scale).astype(bool)
+        devices, micro = (runs[name].astype(str) for name in FACTORS[:2])
+        return labels.mask(is_own, labels + "; devices " + devices + ", micro " + micro)
 
 
 def _rows(table: pd.DataFrame, runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

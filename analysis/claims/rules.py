@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+
 from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.equivalence.tost import ALPHA, tost
 from batchscape.analysis.estimates import FEWEST, LEVEL
@@ -89,6 +91,19 @@ def equal(contrast: Contrast, margin: float, *, fewest: int = FEWEST) -> Test:
         wide = tost(contrast.values, margin, ALPHA / 2 / places)
         inside = margin - narrow.smallest_margin
         return Decision(inside, max(wide.low, -wide.high) - margin, contrast)
+
+    return test
+
+
+def within_factor(contrast: Contrast, factor: float) -> Test:
+    """Test whether a ratio that a topic estimates lies within a factor of 1."""
+
+    def test(ways: int = 1, places: int = 1) -> Decision | None:  # noqa: ARG001  (it has one level)
+        if len(contrast.values) < FEWEST:
+            return None
+        with np.errstate(divide="ignore"):
+            low, high = np.log(contrast.interval(LEVEL)) / math.log(factor)
+        return Decision(1 - max(high, -low), max(low, -high) - 1, contrast)
 
     return test
 

@@ -57,8 +57,7 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
     settle = (
         f"Not identified: {', '.join(open_ids)}. The notes under the table give what would settle "
         "each: where these runs do not have what a claim needs, a study that ships with "
-        "batchscape. It is of its own model, and on digits where the runs are: add your "
-        "settings."
+        "batchscape. It is of its own model and data: add your settings."
     )
     return Section(
         title="What practitioners claim, and what these runs say",
@@ -106,9 +105,7 @@ def _answer(main: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Iterator[st
         return
     numbers = {answer: answers.count({answer}) for answer in (SUPPORTED, CONTRADICTED, OPEN)}
     counts = [f"{count} {answer}" for answer, count in numbers.items() if count]
-    conflicting = sum(len(of_claim) > 1 for of_claim in answers)
-    differ = f", and {conflicting} that differ between contexts" if conflicting else ""
-    yield f"Of {len(answers)} claims, these runs leave {', '.join(counts)}{differ}."
+    yield f"Of {len(answers)} claims, these runs leave {', '.join(counts)}."
     # What was tested and stayed open had its chance to be settled wrongly too.
     tested = sum(verdict.effect.is_identified for verdict in verdicts)
     yield (
@@ -124,12 +121,6 @@ def _warnings(settled: Sequence[Verdict]) -> Iterator[str]:
         if len({verdict.verdict for verdict in group}) > 1:
             places = "; ".join(f"{v.verdict} for {v.context}" for v in group)
             yield f"Contexts disagree on {group[0].claim.id}: {places}."
-    names = [v.claim.id for v in settled if v.effect.note and "not tuned" in v.effect.note]
-    if names:
-        yield (
-            f"Learning rates were not tuned for each global batch, which alone may decide: "
-            f"{', '.join(dict.fromkeys(names))}."
-        )
 
 
 def _table(verdicts: Sequence[Verdict], main: Sequence[Verdict]) -> Table:

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cells import WHERE, Cells, plain_texts
-from batchscape.analysis.estimates import Estimate, half_width
+from batchscape.analysis.estimates import FEWEST, Estimate, half_width
 
 _WORDS = {
     "micro_batch_size": "micro",
@@ -47,6 +47,14 @@ class Contrast:
     """Values of the columns that are equal on both sides."""
     level: Level = None
     base: Level = None
+    size: Estimate | None = None
+    """The mean as a topic estimates it, in place of the values' own."""
+
+    @classmethod
+    def of_estimate(cls, name: str, size: Estimate, run_ids: Iterable[str]) -> Contrast:
+        """Take an estimate; of enough units, but without an interval, it has no value."""
+        n = 0 if size.n >= FEWEST and np.isnan(size.low + size.high) else size.n
+        return cls(name, np.full(n, size.value), tuple(sorted(set(run_ids))), size=size)
 
     @property
     def mean(self) -> float:
@@ -55,6 +63,8 @@ class Contrast:
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the t-interval of the mean difference; NaN for fewer than two pairs."""
+        if self.size is not None:
+            return self.size.low, self.size.high
         half = half_width(self.values, level)
         return self.mean - half, np.inf if self.is_open else self.mean + half
 
@@ -67,10 +77,12 @@ class Contrast:
         self, definition: str, kind: str, unit: str = "", note: str | None = None
     ) -> Estimate:
         """Estimate the mean, or for the kind `ratio` the geometric mean, with its 95 % interval."""
+        about = f"{definition}: {self.name}"
+        if self.size is not None:
+            return replace(self.size, definition=about)
         n = len(self.values)
         method = f"t over {n} paired differences" if n > 1 else "one pair, no interval"
         estimator = Estimate.of_ratio if kind == "ratio" else Estimate.of_mean
-        about = f"{definition}: {self.name}"
         estimate = estimator(self.values, about, method, unit=unit, note=note)
         return replace(estimate, high=np.inf) if self.is_open else estimate
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,6 @@ import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells
 from batchscape.analysis.comparing.pairs import (
-    Contrast,
     blocks_of,
     contrasts_of,
     labels_of,
@@ -21,10 +20,15 @@ from batchscape.analysis.comparing.pairs import (
 from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.targets.tidy import at_common_target
 
-COMPARED = ("step_time_s", "peak_allocated_gib", "steps_to_target", "final_eval_loss")
-"""Compared figures: ratios, except for the loss, whose difference is in nats."""
+_COMPARED = {
+    "step_time_s": ("ratio", "block", "cost"),
+    "peak_allocated_gib": ("ratio", "block", "cost"),
+    "steps_to_target": ("ratio", "seeds", "settings"),
+    "final_eval_loss": ("difference", "seeds", "settings"),
+}
+"""Compared figures: ratios, except for the loss, whose difference is in nats; and the columns in
+which a pair is equal."""
 
-_LOSSES = ("steps_to_target", "final_eval_loss")
 _HOW_LONG = ("budget.", "evaluation.", "schedule.")
 """Settings that make another study, not another side; their losses are not compared."""
 
@@ -102,7 +106,7 @@ def compare_sweeps(cells: Cells, reaches: pd.DataFrame | None = None) -> Sides |
         keys = ["sweep_dir", "run_id"]
         common = at_common_target(reaches, table, [*GEOMETRY, "settings"])
         table = table.merge(common[[*keys, "steps_to_target"]], on=keys, how="left")
-    rows = [row for name in COMPARED for row in _rows(table, name)]
+    rows = [row for name in _COMPARED for row in _rows(table, name)]
     return Sides(axis, names, pd.DataFrame(rows, columns=[*GEOMETRY, *_COLUMNS]))
 
 
@@ -112,34 +116,22 @@ _COLUMNS = (
 )
 
 
-def _rows(table: pd.DataFrame, name: str) -> list[dict[str, object]]:
-    is_loss = name in _LOSSES
-    is_ratio = name != "final_eval_loss"
-    block, settings = ("seeds", "settings") if is_loss else ("block", "cost")
+def _rows(table: pd.DataFrame, name: str) -> Iterator[tuple[object, ...]]:
+    """Compare one figure of each side with that of the reference."""
+    kind, block, settings = _COMPARED[name]
     values = table[name].astype(float)
-    values = logarithm(values) if is_ratio else values
-    measured = table.assign(value=values).dropna(subset=["value"])
+    measured = table.assign(value=logarithm(values) if kind == "ratio" else values)
+    measured = measured.dropna(subset=["value"])
     # Sides stand in the order of the folders, so that the first one given is the reference.
     order = list(dict.fromkeys(measured["side"]))
 
     def to_first(sides: Sequence[str]) -> list[tuple[str, str]]:
         return to_lowest(sorted(sides, key=order.index))
 
-    return [
-        {
-            **dict(zip([*GEOMETRY, "settings"], contrast.place, strict=True)),
-            "reference": contrast.base,
-            "side": contrast.level,
-            "quantity": name,
-            **_effect(contrast, "ratio" if is_ratio else "difference"),
-            "run_ids": ";".join(contrast.run_ids),
-        }
-        for contrast in contrasts_of(measured, "side", [*GEOMETRY, settings], block, to_first)
-        if len(contrast.values)
-    ]
-
-
-def _effect(contrast: Contrast, kind: str) -> dict[str, object]:
-    estimate = contrast.estimate("", kind)
-    low, high = (estimate.low, estimate.high) if estimate.n >= FEWEST else (np.nan, np.nan)
-    return {"kind": kind, "effect": estimate.value, "low": low, "high": high, "n": estimate.n}
+    for contrast in contrasts_of(measured, "side", [*GEOMETRY, settings], block, to_first):
+        if len(contrast.values):
+            size = contrast.estimate("", kind)
+            ends = (size.low, size.high) if size.n >= FEWEST else (np.nan, np.nan)
+            sides = (contrast.base, contrast.level)
+            ids = ";".join(contrast.run_ids)
+            yield *contrast.place, *sides, name, kind, size.value, *ends, size.n, ids

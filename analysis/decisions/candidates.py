@@ -25,24 +25,23 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.decisions.evidence import Basis
+from batchscape.analysis.decisions.multiplicity import pair_quantile
 from batchscape.analysis.decisions.to_target import (
     pareto_front,
     step_times,
     steps_by_batch,
     time_to_target,
+    welch,
 )
 from batchscape.analysis.estimates import FEWEST
-from batchscape.analysis.multiplicity import pair_quantile
 from batchscape.analysis.numbers import significant
 
 DERIVED = "derived: optimizer steps times the mean time of a step, over whole trainings"
 """Text for a time to a target that the runs of a cut did not record themselves."""
-Floats = NDArray[np.float64]
 MEMORY_MARGIN = 0.10
 """Share of the predicted memory kept free on top of its upper end: fragmentation, and what other
 libraries take."""
@@ -142,20 +141,6 @@ def candidates_of(
     return rows
 
 
-def largest_micro_batch(model: MemoryModel, devices: int, memory_gib: float, most: int) -> int:
-    """Find the largest micro-batch up to `most` that fits when accumulated; 0: none."""
-
-    def fits(micro: int) -> bool:
-        upper = _upper(model, (devices, micro, 2))
-        return upper * (1 + MEMORY_MARGIN) <= memory_gib
-
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
 def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: int) -> pd.DataFrame:
     """Compare every candidate with one of them.
 
@@ -184,24 +169,19 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: i
     paired = pd.DataFrame(pairs, columns=["mean", "variance", "degrees"], index=candidates.index)
     steps = (candidates["steps_log"] - chosen["steps_log"]).where(~same_batch, paired["mean"])
     difference = candidates["time_log"] - chosen["time_log"] + steps
-    n = len(candidates)
-    variances = np.column_stack(
-        [
-            candidates["time_log_variance"],
-            np.full(n, chosen["time_log_variance"]),
+    parts = [
+        (candidates["time_log_variance"], candidates["time_degrees"]),
+        (chosen["time_log_variance"], chosen["time_degrees"]),
+        (
             candidates["steps_log_variance"].where(~same_batch, paired["variance"]),
-            np.where(same_batch, 0.0, chosen["steps_log_variance"]),
-        ]
-    ).astype(float)
-    degrees_of = np.column_stack(
-        [
-            candidates["time_degrees"],
-            np.full(n, chosen["time_degrees"]),
             candidates["steps_degrees"].where(~same_batch, paired["degrees"]),
+        ),
+        (
+            np.where(same_batch, 0.0, chosen["steps_log_variance"]),
             np.where(same_batch, math.inf, chosen["steps_degrees"]),
-        ]
-    ).astype(float)
-    variance, degrees = _welch(variances, degrees_of)
+        ),
+    ]
+    variance, degrees = welch(parts)
     half = np.where(same_cut, 0.0, pair_quantile(max(n_compared, 2), degrees) * np.sqrt(variance))
     # A cut that was timed once has no degrees of freedom.
     time_degrees = candidates["time_degrees"].fillna(0)
@@ -225,15 +205,6 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: i
         times_slower_n=units,
         times_dearer=ratio * devices,
     )
-
-
-def _welch(variances: Floats, degrees: Floats) -> tuple[Floats, Floats]:
-    """Add up independent variances, row by row; the degrees of freedom are Welch's."""
-    total = variances.sum(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = (variances**2 / degrees).sum(axis=1)
-        # No spread at all, as of times that agree exactly, leaves no degrees to share out.
-        return total, np.where(shares > 0, total**2 / shares, degrees.min(axis=1))
 
 
 def _steps_apart(

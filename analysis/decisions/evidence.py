@@ -20,11 +20,10 @@ from batchscape.analysis.cost.table import (
     cost_table,
     is_sharded,
 )
-from batchscape.analysis.estimates import FEWEST, Estimate
+from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
-from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables, load
 from batchscape.record.trials import refuse_trials
@@ -57,8 +56,6 @@ class Basis:
     """Whether devices share what a model takes, so that more of them need less memory each."""
     is_program: bool = False
     """Whether a program of others trained: its cuts have steps to the target of their own each."""
-    tradeoff: TradeoffFit | None = None
-    """Steps to the target against the global batch; None: nothing was reached."""
     warnings: list[str] = field(default_factory=list)
     target_warnings: list[str] = field(default_factory=list)
     """Global batches without the target."""
@@ -66,11 +63,6 @@ class Basis:
     """Rows of `Cells.runs` behind it."""
     same_sweeps: pd.DataFrame = field(default_factory=pd.DataFrame)
     """All runs of their sweeps."""
-
-    @property
-    def critical(self) -> Estimate | None:
-        """The critical batch, where steps are twice the fewest; None without a fit."""
-        return None if self.tradeoff is None else self.tradeoff.critical_batch_size
 
     @property
     def target_loss(self) -> float:
@@ -234,7 +226,7 @@ def _evidence(
     runs: pd.DataFrame,
     warnings: list[str],
 ) -> Basis:
-    tradeoff, target_warnings = None, list[str]()
+    target_warnings = list[str]()
     is_program = bool(runs.reindex(columns=["engine.name"])["engine.name"].eq(PROGRAMS).any())
     if reaches is not None and len(reaches):
         hardest, target_warnings = _hardest(reaches)
@@ -253,10 +245,6 @@ def _evidence(
         warnings = [*warnings, *([untuned] if untuned else [])]
         target_warnings += _without_target(reaches)
         reaches = _one_rate(all_cuts if is_program else reaches)
-        try:
-            tradeoff = fit_tradeoff(reaches)
-        except AnalysisError as error:
-            warnings.append(f"the critical batch is not identified: {error}")
     memory_gib = device_memory(runs)
     if runs.reindex(columns=[LIMITED])[LIMITED].notna().any() and not math.isnan(memory_gib):
         warnings = [
@@ -279,7 +267,6 @@ def _evidence(
         out_of_memory=[(int(d), int(m), int(a)) for d, m, a in oom.to_numpy()],
         is_sharded=is_sharded(runs),
         is_program=is_program,
-        tradeoff=tradeoff,
         warnings=warnings,
         target_warnings=target_warnings,
         runs=runs,
@@ -319,10 +306,8 @@ def _without_target(reaches: pd.DataFrame) -> list[str]:
     warnings = []
     for batch in reached.index[~reached]:
         batch_runs = by_batch.get_group(batch)
-        rates = batch_runs["learning_rate"].nunique()
-        at = f" at {rates} learning rates" if rates > 1 else ""
         warnings.append(
             f"no run of global batch {batch} reached a held-out loss of {target} ("
-            f"{count_text(len(batch_runs), 'run')}{at}): it is left out of the choice"
+            f"{count_text(len(batch_runs), 'run')}): it is left out of the choice"
         )
     return warnings

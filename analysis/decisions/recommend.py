@@ -10,7 +10,10 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.decisions.answer import said
 from batchscape.analysis.decisions.candidates import (
+    DERIVED,
+    MEMORY_MARGIN,
     candidates_of,
     compare_with,
     is_to_target,
@@ -19,36 +22,22 @@ from batchscape.analysis.decisions.candidates import (
 )
 from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Basis
-from batchscape.analysis.decisions.reasons import (
-    cut_text,
+from batchscape.analysis.decisions.missing import (
     measured_again,
     measured_next,
     missing_evidence,
-    reasons_for,
-    slower_text,
 )
 from batchscape.analysis.estimates import FEWEST
-from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.geometry import BatchGeometry
-from batchscape.text import duration_text, list_text
 
-_MOST_NAMED = 3
-"""Geometries named in a headline."""
 _CARRIED = (
     *("global_batch_size", "learning_rate", "time_s", "time_low_s", "time_high_s"),
     *("device_hours", "device_hours_low", "device_hours_high"),
-    *("memory_gib", "source", "on_front", "fits", "beyond", "derived", "note"),
+    *("memory_gib", "source", "on_front", "fits", "beyond", "derived"),
 )
 """Columns of a geometry that JSON carries, beside its factors."""
 _COMPARED = ("times_slower", "times_slower_low", "times_slower_high", "times_dearer")
-_POOLS = (
-    "",
-    "no measured geometry fits: this one is predicted",
-    "BEYOND THE MEASURED RANGE: no geometry inside it fits, this one is extrapolated",
-)
-"""What is said of a choice among measured geometries, predicted ones, and those beyond the range.
-"""
 
 
 @dataclass(frozen=True)
@@ -157,131 +146,93 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
     devices = needs.devices or measured
     rows = candidates_of(evidence, devices, needs.memory_gib)
     if not rows["fits"].any():
-        raise AnalysisError(_nothing_fits(rows, evidence, needs))
-    pool, doubts = _pool(rows)
-    warnings = [
-        *evidence.warnings,
-        *evidence.target_warnings,
-        *_warnings(evidence, needs, devices, measured),
-        *doubts,
-    ]
+        raise AnalysisError(*said("nothing", _why_nothing_fits(rows, evidence, needs)))
+    pool, kind = _pool(rows)
+    is_memory_unknown = math.isnan(memory_of_device(evidence, None, 1))
+    facts: dict[str, Any] = {
+        "target": evidence.target_loss,
+        "fewest": FEWEST,
+        "devices": devices,
+        "measured": measured,
+        "kind": kind,
+        "is_memory_unknown": is_memory_unknown
+        and needs.memory_gib is not None
+        and evidence.out_of_memory,
+    }
+    warnings = [*evidence.warnings, *evidence.target_warnings, *said("warnings", facts)]
     is_timed = rows["source"].eq("measured")
     untimed = rows["fits"] & rows["memory_source"].eq("measured") & ~is_timed
     is_lone = is_timed.sum() == 1 and pool["source"].eq("measured").any() and untimed.any()
     missing = missing_evidence(evidence)
     if pool.empty or is_lone:
-        why_not = f"not identified: {_why_unnamed(rows, evidence)}"
+        facts["none_reached"] = not rows["steps"].map(math.isfinite).any()
+        again = [] if facts["none_reached"] else [measured_again(evidence)]
+        why_not = f"not identified: {' '.join([*said('unnamed', facts), *again])}"
         headline = f"Which geometry to use is {why_not}"
         none = rows.iloc[:0]
         return Recommendation(evidence.label, headline, warnings, missing, none, why_not=why_not)
-    chosen, in_time, late = _choose(pool, needs.deadline_s)
+    chosen, of_deadline = _choose(pool, needs.deadline_s)
     compared = compare_with(rows, chosen, len(pool)).drop(columns="steps_log_of")
     compared = compared.sort_values("time_s", ignore_index=True)
-    is_chosen = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
-    others = compared[compared["source"].eq("measured") & compared["fits"] & ~is_chosen]
-    costliest = _costliest(others)
+    facts |= {
+        "chosen": chosen.to_dict(),
+        "deadline_s": needs.deadline_s,
+        **of_deadline,
+        **_facts_of_choice(evidence, chosen),
+        **_facts_of_others(compared, chosen),
+        "memory_gib": memory_of_device(evidence, needs.memory_gib, chosen["data_parallel_size"]),
+    }
+    late = said("deadline", facts) if needs.deadline_s is not None else []
     return Recommendation(
         label=evidence.label,
-        headline=_headline(compared, others, chosen, evidence.target_loss),
+        headline=said("headline", facts)[0],
         warnings=[*warnings, *late],
         missing=[*measured_next(evidence, compared, chosen), *missing],
         candidates=compared,
         chosen=chosen,
-        reasons=[*reasons_for(evidence, rows, chosen, needs.memory_gib), *in_time],
-        regret=_regret(compared, others, costliest),
-        costliest=costliest,
+        reasons=said("reasons", facts),
+        regret=said("regret", facts),
+        costliest=said("costliest", facts),
         target_loss=evidence.target_loss,
     )
 
 
-def _pool(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Choose the rows to decide among: measured ones where there are any; none without a time."""
+def _pool(rows: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """Choose the rows to decide among: measured ones (0), else predicted, else extrapolated (2)."""
     timed = rows[rows["fits"] & rows["time_s"].map(math.isfinite)]
     conditions = [timed["source"].eq("measured"), timed["beyond"].eq("")]
     kinds = np.select(conditions, [0, 1], 2)
-    if not len(kinds):
-        return timed, []
-    warning = _POOLS[kinds.min()]
-    return timed[kinds == kinds.min()], [warning] if warning else []
+    kind = int(kinds.min(initial=2)) if len(kinds) else 0
+    return timed[kinds == kind], kind
 
 
-def _warnings(evidence: Basis, needs: Needs, devices: int, measured: int) -> list[str]:
-    """Say what of the needs lies beyond what was measured."""
-    warnings = []
-    if devices > measured:
-        warnings.append(
-            f"nothing was measured on more than {measured} devices; predictions for more "
-            "lie beyond the measured range, and are chosen only if no measured geometry fits"
-        )
-    is_unknown = math.isnan(memory_of_device(evidence, None, 1))
-    if needs.memory_gib is not None and is_unknown and evidence.out_of_memory:
-        warnings.append(
-            "geometries that ran out of memory stay left out, though --memory-gib may be more "
-            "than their device had, which is not recorded"
-        )
-    return warnings
-
-
-def _why_unnamed(rows: pd.DataFrame, evidence: Basis) -> str:
-    """Say why no geometry can be named."""
-    if not rows["steps"].map(math.isfinite).any():
-        return (
-            "in no global batch most runs reached a target. Train longer (budget), or ask for a "
-            "higher loss (--target)"
-        )
-    to_target = "" if math.isnan(evidence.target_loss) else " of a batch that reached the target"
-    return (
-        f"fewer than two geometries that fit have a valid time{to_target} to choose by. "
-        f"{measured_again(evidence)}"
-    )
-
-
-def _nothing_fits(rows: pd.DataFrame, evidence: Basis, needs: Needs) -> str:
-    if rows.empty:
-        return f"no global batch with known steps can be cut on {needs.devices} devices"
-    smallest = rows.sort_values("memory_gib", kind="stable").iloc[0]
-    limit = memory_of_device(evidence, needs.memory_gib, int(smallest["data_parallel_size"]))
-    reasons = []
-    if smallest["memory_gib"] > limit:
-        reasons.append(
-            f"no geometry fits a device of {limit:.3g} GiB: the smallest needs "
-            f"{smallest['memory_gib']:.3g} GiB with its margin"
-        )
-    if evidence.out_of_memory:
-        failed = ", ".join(" x ".join(map(str, cut)) for cut in evidence.out_of_memory)
-        reasons.append(
-            f"no geometry is left that takes less than one that ran out of memory ({failed})"
-        )
-    way_out = "use a device with more memory, or engine.activation_checkpointing"
-    return "; ".join([*(reasons or ["no geometry fits"]), way_out])
+def _why_nothing_fits(rows: pd.DataFrame, evidence: Basis, needs: Needs) -> dict[str, Any]:
+    smallest = rows.sort_values("memory_gib", kind="stable").head(1).to_dict("records")
+    devices = [row["data_parallel_size"] for row in smallest] or [1]
+    return {
+        "devices": needs.devices,
+        "smallest": smallest[0] if smallest else None,
+        "limit_gib": memory_of_device(evidence, needs.memory_gib, devices[0]),
+        "failed": ", ".join(" x ".join(map(str, cut)) for cut in evidence.out_of_memory),
+    }
 
 
 def _choose(
     pool: pd.DataFrame, deadline_s: float | None
-) -> tuple[pd.Series[Any], list[str], list[str]]:
-    """Choose the fastest, or the cheapest that is sure to meet a deadline; say that it is, or not.
+) -> tuple[pd.Series[Any], dict[str, object]]:
+    """Choose the fastest, or the cheapest that is sure to meet a deadline; and tell whether it is.
 
     Of cuts that are not significantly slower than it, the one of the largest micro-batch is taken.
     """
     order = ["time_s", "data_parallel_size", "micro_batch_size"]
     best = pool.sort_values(order, ascending=[True, False, False]).iloc[0]
-    late: list[str] = []
-    if deadline_s is not None:
-        safe = pool[(pool["time_high_s"] <= deadline_s) & pool["n_seeds"].gt(0)]
-        if safe.empty:
-            late = [
-                f"NO GEOMETRY IS SURE TO MEET THE DEADLINE of {duration_text(deadline_s)}: none "
-                "has a time to the target whose interval ends before it. This is the fastest"
-            ]
-        else:
-            order = ["device_hours", *order]
-            best = safe.sort_values(order, ascending=[True, True, False, False]).iloc[0]
-            cheaper = pool[pool["device_hours"].lt(best["device_hours"])]
-            late = [
-                f"{cut_text(cut)} may take fewer device-hours, but its time has no interval to "
-                f"hold against the deadline: {FEWEST} valid times give one"
-                for _, cut in cheaper[cheaper["time_high_s"].isna()].iterrows()
-            ]
+    limit = -math.inf if deadline_s is None else deadline_s
+    safe = pool[pool["time_high_s"].le(limit) & pool["n_seeds"].gt(0)]
+    cheaper = pool.iloc[:0]
+    if len(safe):
+        order = ["device_hours", *order]
+        best = safe.sort_values(order, ascending=[True, True, False, False]).iloc[0]
+        cheaper = pool[pool["device_hours"].lt(best["device_hours"]) & pool["time_high_s"].isna()]
     shared = ["global_batch_size", "data_parallel_size", "source"]
     cuts = compare_with(pool[(pool[shared] == best[shared]).all(axis=1)], best, len(pool))
     tied = cuts[cuts["times_slower_low"] <= 1]
@@ -291,101 +242,58 @@ def _choose(
     chosen = best
     if len(tied):
         chosen = tied.sort_values("micro_batch_size").iloc[-1].reindex(best.index)
-    in_time: list[str] = []
-    if deadline_s is not None and not safe.empty:
-        by = "device-hours decided"
-        if chosen.name != best.name:
-            by += ", and the largest micro-batch among cuts that nothing tells from the cheapest"
-        in_time = [
-            f"The deadline of {duration_text(deadline_s)}: the time's interval ends at "
-            f"{duration_text(chosen['time_high_s'])} ({chosen['source']}). Among the geometries "
-            f"whose interval ends in time, {by}."
-        ]
-    return chosen, in_time, late
-
-
-def _headline(
-    compared: pd.DataFrame, others: pd.DataFrame, chosen: pd.Series[Any], target_loss: float
-) -> str:
-    """Name the geometry and its target, and what may be as fast."""
-    is_measured = chosen["source"] == "measured"
-    parts = [
-        f"Use {cut_text(chosen)} = {chosen['global_batch_size']} "
-        "(devices x micro-batch x accumulation = global batch)",
-        own_learning_rate(compared, chosen.to_dict()),
-        "" if math.isnan(target_loss) else f"to reach a held-out loss of {target_loss:.4g}",
-        "" if is_measured else "of which no time was measured",
-    ]
-    doubts = _doubts(others, is_to_target=is_to_target(compared)) if is_measured else []
-    return "; ".join([", ".join(filter(None, parts)), *doubts]) + "."
-
-
-def _doubts(others: pd.DataFrame, *, is_to_target: bool) -> list[str]:
-    """Name the measured geometries that may be as fast as the chosen one."""
-    rivals = others[np.isfinite(others["time_s"])].sort_values("times_slower")
-    if rivals.empty:
-        where = " to the target" if is_to_target else ""
-        return [f"no other geometry that fits has a valid time{where} to compare"]
-    low, high = rivals["times_slower_low"], rivals["times_slower_high"]
-    doubts = {
-        "these runs do not tell its time from that of {cuts}": (low <= 1) & (high >= 1),
-        "too few seeds or valid times to compare it with {cuts} (n = {n:.0f})": low.isna(),
+    return chosen, {
+        "in_time": len(safe) > 0,
+        "is_tied": chosen.name != best.name,
+        "cheaper": cheaper.to_dict("records"),
     }
-    return [
-        text.format(cuts=_cuts_text(rivals[are]), n=rivals.loc[are, "times_slower_n"].max())
-        for text, are in doubts.items()
-        if are.any()
-    ]
 
 
-def _regret(compared: pd.DataFrame, others: pd.DataFrame, costliest: list[str]) -> list[str]:
-    """Say how much faster another geometry might be, at the worst end of its interval."""
-    has_interval = others["times_slower_low"].notna()
-    takes = f"which takes {FEWEST} seeds that reach and {FEWEST} valid times"
-    lines = [f"Not identified: what a wrong choice would cost, {takes} of another geometry."]
-    if has_interval.any():
-        rival = others.iloc[int(others["times_slower_low"].argmin())]
-        lost = 100 * (1 - rival["times_slower_low"])
-        lines = [
-            f"If this is the wrong one, at most {significant(lost, 2)} % of the time is lost, "
-            f"against {cut_text(rival)} at the end of its interval (95 %, of all pairs at "
-            "once: the data chose which are compared)."
-            if lost > 0
-            else "No other measured geometry is faster, even at the end of its interval (95 %, of "
-            "all pairs at once).",
-            *costliest,
-        ]
-        if not has_interval.all():
-            lines.append(
-                f"Not compared, {takes}, and so not among those that may be faster: "
-                f"{_cuts_text(others[~has_interval])}."
-            )
+def _facts_of_choice(evidence: Basis, chosen: pd.Series[Any]) -> dict[str, object]:
+    """Return what is said of the chosen geometry alone."""
+    reaches = pd.DataFrame() if evidence.reaches is None else evidence.reaches
+    tuning = reaches.reindex(columns=["global_batch_size", "tuned", "edge"])
+    tuning = tuning[tuning["global_batch_size"].eq(chosen["global_batch_size"])]
+    return {
+        "margin": f"{MEMORY_MARGIN:.0%}",
+        "derived": DERIVED,
+        "optimizer": evidence.optimizer,
+        "rule": "linear" if evidence.optimizer == "sgd" else "sqrt",
+        "is_tuned": len(tuning) > 0 and tuning["tuned"].eq(True).all(),
+        "is_edge": tuning["edge"].eq(True).any(),
+        "seeds": "seed" if chosen["n_seeds"] == 1 else "seeds",
+    }
+
+
+def _facts_of_others(compared: pd.DataFrame, chosen: pd.Series[Any]) -> dict[str, object]:
+    """Return what is said of the other geometries beside the chosen one."""
+    is_chosen = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
+    others = compared[compared["source"].eq("measured") & compared["fits"] & ~is_chosen]
+    others = others.sort_values("times_slower", kind="stable")
+    low, high = others["times_slower_low"], others["times_slower_high"]
+    rivals, timed = np.isfinite(others["time_s"]), np.isfinite(others["times_slower"])
+    elsewhere = others["data_parallel_size"].ne(chosen["data_parallel_size"])
+    elsewhere &= others["global_batch_size"].eq(chosen["global_batch_size"])
     is_cheaper = compared["on_front"] & compared["fits"] & (compared["times_dearer"] < 1 - 1e-9)
-    for _, row in compared[is_cheaper].nsmallest(1, "times_dearer").iterrows():
-        lines.append(
-            f"Cheapest: {cut_text(row)} ({row['source']}) takes "
-            f"{significant(row['times_dearer'], 3)} times the device-hours and "
-            f"{significant(row['times_slower'], 3)} times the time."
-        )
-    return lines
 
+    def first(rows: pd.DataFrame) -> dict[Any, Any] | None:
+        return next(iter(rows.head(1).to_dict("records")), None)
 
-def _cuts_text(rows: pd.DataFrame) -> str:
-    """Name the first few cuts, and count the others."""
-    return list_text((cut_text(row) for _, row in rows.iterrows()), "and", _MOST_NAMED)
-
-
-def _costliest(others: pd.DataFrame) -> list[str]:
-    """Name the slowest of all other measured geometries that fit, with or without an interval."""
-    timed = others[others["times_slower"].map(math.isfinite)]
-    if timed.empty:
-        return []
-    worst = timed.sort_values("times_slower").iloc[-1]
-    which = " that reached the target" if others["time_s"].eq(math.inf).any() else ""
-    text = f"The slowest measured{which}, {cut_text(worst)}, takes {slower_text(worst)} times"
-    if not is_to_target(others):
-        return [f"{text} as long a step."]
-    return [f"{text} as long to the target and {worst['times_dearer']:.3g} times the device-hours."]
+    return {
+        "rate": own_learning_rate(compared, chosen.to_dict()),
+        "is_to_target": is_to_target(compared),
+        "rivals": rivals.any(),
+        "untold": others[rivals & low.le(1) & high.ge(1)].to_dict("records"),
+        "few": others[rivals & low.isna()].to_dict("records"),
+        "few_n": f"{others.loc[rivals & low.isna(), 'times_slower_n'].max():.0f}",
+        "elsewhere": first(others[elsewhere & timed]),
+        "slowest": first(others[timed].iloc[::-1]),
+        "some_missed": others["time_s"].eq(math.inf).any(),
+        "rival": first(others.loc[low.dropna().sort_values(kind="stable").index]),
+        "lost": 100 * (1 - low.min()),
+        "uncompared": others[low.isna()].to_dict("records"),
+        "cheapest": first(compared[is_cheaper].nsmallest(1, "times_dearer")),
+    }
 
 
 def _plain(value: object) -> object:

@@ -10,8 +10,8 @@ import pandas as pd
 from rich.console import Console
 
 from batchscape.analysis.commands import split_command
+from batchscape.analysis.decisions.answer import cut_text, time_text
 from batchscape.analysis.decisions.candidates import DERIVED, is_to_target
-from batchscape.analysis.decisions.reasons import cut_text, time_text
 from batchscape.analysis.decisions.recommend import Recommendation
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.table import Column, Table

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.estimates import FEWEST, t_reach
-from batchscape.text import count_text
 
-_Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 def steps_by_batch(
@@ -103,13 +101,27 @@ def step_times(
         factors a prediction leaves the measured range; else empty). A prediction whose interval has
         ends more than `WIDEST` times apart is none.
     """
+    cuts = list(FACTORS)
     measured = table.dropna(subset="step_time_s")
-    measured_times: dict[Geometry, _Floats] = {}
-    for _, group in measured.groupby(list(FACTORS)):
-        devices, micro, accumulation = (int(group[name].iloc[0]) for name in FACTORS)
-        measured_times[devices, micro, accumulation] = group["step_time_s"].to_numpy()
-    rows = [_step_time(geometry, measured_times.get(geometry), model) for geometry in geometries]
-    return pd.DataFrame(rows)
+    logs = np.log(measured["step_time_s"].astype(float)).groupby([measured[n] for n in cuts])
+    summary = logs.agg(["mean", "var", "size"]).set_axis(["time_log", "var", "n_runs"], axis=1)
+    rows = pd.DataFrame(geometries, columns=cuts).join(summary, on=cuts)
+    n = rows["n_runs"].fillna(0).astype(int)
+    rows = rows.drop(columns="var").assign(
+        global_batch_size=rows[cuts].prod(axis=1),
+        time_log_variance=rows["var"] / n,
+        time_degrees=(n - 1.0).where(n > 1),
+        n_runs=n,
+        source=np.where(n > 0, "measured", "unknown"),
+        beyond="",
+    )
+    if model is not None:
+        guesses = {}
+        for row in np.flatnonzero(n == 0).tolist():
+            if (guess := _predicted(model, geometries[row])) is not None:
+                guesses[row] = guess
+        rows.update(pd.DataFrame.from_dict(guesses, orient="index", columns=[*_GUESSED]))
+    return rows.assign(step_time_s=np.exp(rows["time_log"]))
 
 
 def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
@@ -131,20 +143,14 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         The rows of `times` whose global batch, or cut, is in `steps`, with the columns of both and
         `time_s`, `time_low_s`, `time_high_s`, `device_hours`, `device_hours_low`,
-        `device_hours_high`, `log`, `log_variance`, `degrees`, `on_front` (no other row is faster
-        and cheaper) and `note`. Where a run did not reach, the upper end is infinite and the lower
-        one a bound; where most did not, the value is infinite. NaN: unknown, or no interval, which
-        takes `FEWEST` seeds and degrees to match.
+        `device_hours_high`, `log`, `log_variance` and `degrees`. Where a run did not reach, the
+        upper end is infinite and the lower one a bound; where most did not, the value is infinite.
+        NaN: unknown, or no interval, which takes `FEWEST` seeds and degrees to match.
     """
     rows = times.merge(steps, left_on=list(steps.index.names), right_index=True, how="inner")
     rows = rows.reset_index(drop=True)
-    variance = rows["steps_log_variance"] + rows["time_log_variance"]
-    shares = (
-        rows["steps_log_variance"] ** 2 / rows["steps_degrees"]
-        + rows["time_log_variance"] ** 2 / rows["time_degrees"]
-    )
-    # No spread at all, as of repeats that agree exactly, leaves no degrees to share out.
-    degrees = (variance**2 / shares).where(shares > 0, rows["steps_degrees"])
+    columns = (("steps_log_variance", "steps_degrees"), ("time_log_variance", "time_degrees"))
+    variance, degrees = welch([(rows[name], rows[of_degrees]) for name, of_degrees in columns])
     rows["log"] = rows["steps_log"] + rows["time_log"]
     rows["log_variance"], rows["degrees"] = variance, degrees
     half = t_reach(variance**0.5, degrees)
@@ -158,9 +164,19 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     hours = rows["data_parallel_size"] / 3600
     for end in ("", "_low", "_high"):
         rows[f"device_hours{end}"] = rows[f"time{end}_s"] * hours
-    rows["on_front"] = pareto_front(rows["time_s"], rows["device_hours"])
-    rows["note"] = [_note(row) for _, row in rows.iterrows()]
     return rows
+
+
+def welch(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats, Floats]:
+    """Add up independent variances with their degrees of freedom; the sum has Welch's."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variances, degrees = (
+            np.array(np.broadcast_arrays(*column), dtype=float)
+            for column in zip(*parts, strict=True)
+        )
+        total, shares = variances.sum(axis=0), (variances**2 / degrees).sum(axis=0)
+        # No spread at all, as of times that agree exactly, leaves no degrees to share out.
+        return total, np.where(shares > 0, total**2 / shares, degrees.min(axis=0))
 
 
 def pareto_front(time: pd.Series[float], cost: pd.Series[float]) -> NDArray[np.bool_]:
@@ -177,16 +193,9 @@ def pareto_front(time: pd.Series[float], cost: pd.Series[float]) -> NDArray[np.b
     """
     values = np.column_stack([time.to_numpy(dtype=float), cost.to_numpy(dtype=float)])
     finite = np.isfinite(values).all(axis=1)
-    order = [i for i in np.lexsort((values[:, 1], values[:, 0])) if finite[i]]
-    front = np.zeros(len(values), dtype=bool)
-    best, fastest = math.inf, math.nan
-    for i in order:
-        # Of rows as fast as one another the cheapest comes first; an equal twin is not beaten.
-        twin = values[i, 1] == best and values[i, 0] == fastest
-        if values[i, 1] < best or twin:
-            front[i] = True
-            best, fastest = values[i, 1], values[i, 0]
-    return front
+    others, each = values[finite, None], values[None, :]
+    is_beaten = ((others <= each).all(axis=2) & (others < each).any(axis=2)).any(axis=0)
+    return finite & ~is_beaten
 
 
 def _trajectories(group: pd.DataFrame, by: Sequence[str]) -> tuple[pd.DataFrame, str]:
@@ -207,54 +216,18 @@ def _trajectories(group: pd.DataFrame, by: Sequence[str]) -> tuple[pd.DataFrame,
     return runs.assign(steps=np.exp(runs["steps"])).reset_index(), key
 
 
-def _step_time(
-    geometry: Geometry,
-    measured: _Floats | None,
-    model: StepTimeModel | None,
-) -> dict[str, object]:
-    devices, micro, accumulation = geometry
-    log = variance = degrees = math.nan
-    n, source, beyond = 0, "unknown", ""
-    if measured is not None:
-        logs, n, source = np.log(measured), len(measured), "measured"
-        log = float(logs.mean())
-        if n > 1:
-            variance, degrees = float(logs.var(ddof=1)) / n, n - 1.0
-    elif model is not None:
-        predicted = model.combine(*geometry)
-        if math.isfinite(predicted.value) and predicted.value > 0:
-            half = math.nan
-            if predicted.degrees > 0:
-                variance, degrees = predicted.variance / predicted.value**2, predicted.degrees
-                half = t_reach(math.sqrt(variance), degrees)
-            if 2 * half > math.log(WIDEST):
-                variance = degrees = math.nan
-            else:
-                log, source = math.log(predicted.value), "predicted"
-                beyond = "; ".join(model.beyond(*geometry))
-    values = (devices, micro, accumulation, devices * micro * accumulation)
-    return {
-        **dict(zip((*FACTORS, "global_batch_size"), values, strict=True)),
-        "step_time_s": math.exp(log),
-        "time_log": log,
-        "time_log_variance": variance,
-        "time_degrees": degrees,
-        "n_runs": n,
-        "source": source,
-        "beyond": beyond,
-    }
+def _predicted(model: StepTimeModel, geometry: Geometry) -> tuple[object, ...] | None:
+    """Predict `_GUESSED` of a cut; None where its interval is wider than `WIDEST`."""
+    predicted = model.combine(*geometry)
+    if not (math.isfinite(predicted.value) and predicted.value > 0):
+        return None
+    variance = degrees = math.nan
+    if predicted.degrees > 0:
+        variance, degrees = predicted.variance / predicted.value**2, predicted.degrees
+        if 2 * t_reach(math.sqrt(variance), degrees) > math.log(WIDEST):
+            return None
+    beyond = "; ".join(model.beyond(*geometry))
+    return math.log(predicted.value), variance, degrees, "predicted", beyond
 
 
-def _note(row: pd.Series[Any]) -> str:
-    notes = []
-    if row["n_reached"] < row["n_seeds"]:
-        notes.append(f"{row['n_seeds'] - row['n_reached']} of {row['n_seeds']} did not reach")
-    if 0 < row["n_seeds"] < FEWEST:
-        notes.append(count_text(row["n_seeds"], "seed"))
-    if row["source"] == "measured" and row["n_runs"] < FEWEST:
-        notes.append(count_text(row["n_runs"], "valid time"))
-    if row["source"] != "measured":
-        notes.append(f"step time {row['source']}")
-    if row["beyond"]:
-        notes.append(f"beyond the measured range: {row['beyond']}")
-    return "; ".join(notes)
+_GUESSED = ("time_log", "time_log_variance", "time_degrees", "source", "beyond")

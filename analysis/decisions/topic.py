@@ -95,7 +95,6 @@ def _headlines(chosen: pd.Series[Any], evidence: Basis, suffix: str) -> dict[str
             unit,
             method,
             _DEFINITION + ("" if unit == "s" else " x devices"),
-            chosen["note"] or None,
             group=evidence.label,
         )
         for name, (column, unit) in quantities.items()

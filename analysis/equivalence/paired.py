@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import members_of
 from batchscape.analysis.equivalence.tost import ALPHA, tost
-from batchscape.analysis.multiplicity import holm
 
 MARGIN_SETTINGS = {
     "final_eval_loss": "measure.equivalence_margin",
@@ -135,12 +134,12 @@ def family_verdicts(table: pd.DataFrame) -> pd.DataFrame:
     """Join the verdicts on all decompositions of one global batch.
 
     All are equivalent if each of them is, at the same level: no correction is needed
-    (intersection-union test). That at least one is different needs one: Holm's.
+    (intersection-union test). That at least one is different needs one: Bonferroni's.
     """
     rows = []
     for key, group in table.groupby(["reference", "quantity", "target_loss"], dropna=False):
-        corrected = holm(group["p_different"].tolist())
-        p_different = min((p for p in corrected if not math.isnan(p)), default=math.nan)
+        tested = group["p_different"].dropna().astype(float)
+        p_different = float(np.minimum(tested.min() * len(tested), 1.0))
         equivalent = group["verdict"].eq("equivalent")
         different = group["verdict"].eq("different").any() and p_different <= ALPHA
         verdict = "different" if different else "not identified"

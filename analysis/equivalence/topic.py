@@ -251,8 +251,8 @@ def _equivalence_table(table: pd.DataFrame, cells: Cells, rows: Sequence[int]) -
             "it. Not identified: neither, which says nothing of equality. equivalent from margin: "
             "the smallest margin that these runs would have met.",
             "That all decompositions are equivalent needs no correction for their number "
-            "(intersection-union test); that one of them is different is corrected by Holm's "
-            "method.",
+            "(intersection-union test); that one of them is different is corrected by "
+            "Bonferroni's method.",
         ],
     )
 

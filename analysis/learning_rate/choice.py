@@ -74,17 +74,6 @@ def at_best_learning_rate(
     )
 
 
-def runs_at_best(runs: pd.DataFrame, score: pd.Series[float], seed: str = "seed") -> pd.DataFrame:
-    """Keep the runs at the best rate of their batch and target by the mean score of each seed."""
-    name = str(score.name)
-    keys = [key for key in ("target_loss", "global_batch_size", "learning_rate") if key in runs]
-    table = runs[keys].assign(seed=runs[seed], **{name: score.reindex(runs.index)})
-    by_seed = table.dropna(subset=[name]).groupby([*keys, "seed"], dropna=False)
-    best = at_best_learning_rate(by_seed[name].mean().reset_index(), name)
-    chosen = best[[*keys, "tuned"]].drop_duplicates()
-    return runs.reset_index(names="row").merge(chosen, on=keys).set_index("row")
-
-
 def cells_at_best(
     reaches: pd.DataFrame, finals: pd.DataFrame, optima: pd.DataFrame | None = None
 ) -> dict[int, float]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from batchscape.analysis.best import SIGNIFICANCE
 from batchscape.analysis.cells import GEOMETRY_WORDS, Cells, plain_texts, status_counts
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.hardware import is_timed_alone, was_started
@@ -120,8 +119,8 @@ def _intervals(cells: Cells, launched: pd.DataFrame, sections: Sequence[Section]
         )
     yield (
         f"Figures are means with {LEVEL:.0%} t-intervals over completed runs, of losses over "
-        f"seeds; below {FEWEST} values there is no interval. Cells are told apart by two-sided "
-        f"t-tests of differences paired by seed, p < {SIGNIFICANCE:g} after Holm's adjustment."
+        f"seeds; below {FEWEST} values there is no interval. Cells are told apart by "
+        "t-intervals of differences paired by seed, corrected for the number of comparisons."
     )
     if n_lost := int(launched["status"].isin(["diverged", "pruned"]).sum()):
         yield (

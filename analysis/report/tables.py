@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.best import SIGNIFICANCE, mark_best
+from batchscape.analysis.best import mark_best
 from batchscape.analysis.cells import RATE, UPDATE_GROUPS, Cells, geometry_label, setting_texts
 from batchscape.analysis.comparison import chosen_columns, recorded_columns, throughput_ratios
 from batchscape.analysis.estimates import FEWEST, LEVEL
@@ -37,7 +37,8 @@ def comparison_table(
     names = [name for name in comparison_figures(figures) if comparison[f"{name}_n"].gt(0).any()]
     if figures is None:
         names = [name for name in names if not _is_redundant(comparison, name)]
-    marks = mark_best(cells).loc[comparison.index]
+    marks, contests = mark_best(cells)
+    marks = marks.loc[comparison.index]
     reference = comparison[_RATIO].eq(1)
     # The reference has no pairs of its own.
     frame = comparison.assign(**{_PAIRS: comparison[f"{_RATIO}_n"].mask(reference)})
@@ -56,15 +57,15 @@ def comparison_table(
     bold = {
         (int(row), _figure_column(name).name)
         for name in names
-        if f"{name}_best" in marks
-        for row in np.flatnonzero(marks[f"{name}_best"])
+        if name in marks
+        for row in np.flatnonzero(marks[name])
     }
     definitions = [
         "n: completed runs, as '2 of 3' where other runs of the cell did not complete. Figures are "
         f"means ± half-widths of their {LEVEL:.0%} t-intervals over the completed runs only: "
         "over n runs for memory and times, over seeds for losses; (n = ...) where that n differs. "
         f"Below {FEWEST} values the mean stands alone: an interval of two says nothing.",
-        _rule_of_bold(marks, cells),
+        _rule_of_bold(int(contests.sum()), cells),
         *(text for name in names for text in _definitions(name, cells)),
     ]
     if lacking := [name for name in figures or () if name not in names]:
@@ -107,19 +108,17 @@ def _figure_column(name: str) -> Column:
     )
 
 
-def _rule_of_bold(marks: pd.DataFrame, cells: Cells) -> str:
-    """Say what bold means, or why nothing can be; `marks` is of `mark_best`."""
-    count = int(marks["best_comparisons"].max())
-    if not count:
+def _rule_of_bold(contests: int, cells: Cells) -> str:
+    """Say what bold means, or why nothing can be."""
+    if not contests:
         return "Nothing is bold: no two cells could be compared for a best, run by run."
     headers = zip(cells.contexts, setting_headers(cells.contexts), strict=True)
     labels = [cells.label_of(name) if name == RATE else header for name, header in headers]
     candidates = f"the cells of equal {', '.join(labels)}" if labels else "the cells"
     return (
-        f"Bold: best in its column among {candidates}, and told from each of them: "
-        "two-sided t-tests of differences paired by seed, of which the largest p value counts, "
-        f"below {SIGNIFICANCE:g} after Holm's adjustment for "
-        f"{count_text(count, 'such comparison')} in this table. Step times "
+        f"Bold: best in its column among {candidates}, and told from each of them: the "
+        f"{LEVEL:.0%} t-interval of differences paired by seed leaves out 0, corrected for "
+        f"{count_text(contests, 'such comparison')} in this table (Bonferroni). Step times "
         "are compared at one global batch size, losses after equal samples, with the "
         "decompositions of one global batch as one candidate (but for those of a program of "
         "others). Where the best cell has runs that did not complete, "

@@ -48,7 +48,7 @@ def largest_rises(steps: pd.DataFrame, batch: pd.Series[int], ended: pd.Index) -
 
 def at_equal_loss(
     steps: pd.DataFrame, evals: pd.DataFrame, runs: pd.Index
-) -> tuple[float, pd.DataFrame] | None:
+) -> tuple[float, pd.Series[float]] | None:
     """Compare held-out losses where training losses are equal.
 
     Parameters
@@ -61,9 +61,9 @@ def at_equal_loss(
     Returns
     -------
     tuple or None
-        The lowest training loss that all of them reached, and by run `held_out`, the held-out loss
-        where the training loss first falls to it, and `gap`, held-out minus training loss at the
-        end. None where a run has fewer than three evaluations, or two that can be compared.
+        The lowest training loss that all of them reached, and by run the held-out loss where the
+        training loss first falls to it. None where a run has fewer than three evaluations, or two
+        that can be compared.
     """
     tables = steps[["run", "samples", "loss"]], evals[["run", "samples", "eval_loss"]]
     by_run = [dict(iter(rows.dropna().groupby("run"))) for rows in tables]
@@ -76,14 +76,12 @@ def at_equal_loss(
     if len(complete) < len(runs) or not complete:
         return None
     level = max(float(training.min()) for training, _ in complete)
-    rows = []
+    losses = []
     for training, held_out in complete:
-        # The held-out loss where the training loss first falls to the level.
         below = int((training <= level).argmax())
         around = [below, max(below - 1, 0)]
-        at_level = float(np.interp(level, training[around], held_out[around]))
-        rows.append((at_level, held_out[-1] - training[-1]))
-    return level, pd.DataFrame(rows, index=runs, columns=["held_out", "gap"])
+        losses.append(float(np.interp(level, training[around], held_out[around])))
+    return level, pd.Series(losses, index=runs)
 
 
 def _path(

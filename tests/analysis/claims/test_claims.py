@@ -358,7 +358,6 @@ def test_batches_that_differ_in_their_micro_batch_are_not_held_against_each_othe
     verdict = judged("fewer-updates-slower-convergence", table.evidence())
     assert verdict.verdict == "not identified"
     assert not verdict.effect.is_identified
-    assert "Of samples, not of time, it is: ratio 3.00" in verdict.explanation
     assert not verdict.is_own, "it takes other cuts, and no times of these"
     assert verdict.settle.startswith(BY_ID["fewer-updates-slower-convergence"].settle)
 
@@ -406,7 +405,7 @@ def test_a_batch_that_shares_no_seed_leaves_the_claim_open(world):
         verdict = judged("fewer-updates-slower-convergence", table.evidence())
         assert verdict.verdict == ("not identified" if others else "contradicted")
         if others:
-            assert "Of 2 comparisons 1 has fewer than 3 pairs of runs" in verdict.explanation
+            assert "1 of 2 comparisons: fewer than 3 pairs of runs" in verdict.explanation
 
 
 def test_a_variance_that_the_records_only_divide_by_the_batch_is_not_measured(
@@ -460,21 +459,7 @@ def test_runs_that_depend_on_their_cut_are_left_out(world, name):
         table.run((1, 4, 8), seed, final_eval_loss=9.0, not_invariant="dropout 0.1")
     verdict = judged(name, table.evidence())
     assert verdict.verdict == "supported"
-    assert "4 runs are left out" in verdict.explanation
-    assert "(dropout 0.1)" in verdict.explanation
-
-
-def test_divergence_and_rises_share_the_level(world):
-    table = world()
-    for seed in range(6):
-        for batch in (4, 16, 64):
-            status = "diverged" if batch == 4 and seed < 4 else "completed"
-            curve = falling(batch) * jitter(seed, batch)
-            table.run((1, batch, 1), seed, curve=curve, status=status, final_loss=curve[-1])
-    verdict = judged("too-small-unstable", table.evidence())
-    # 15 / 495: below 5 %, but not below the half of it that is left to this test.
-    assert "p = 0.03" in verdict.explanation
-    assert verdict.verdict == "not identified"
+    assert not {row["run_id"] for row in table.runs[-4:]} & set(verdict.run_ids)
 
 
 def test_the_proportion_of_the_batch_is_by_definition(world):
@@ -539,8 +524,8 @@ def test_seeds_that_all_diverge_show_instability_and_cuts_do_not_multiply_them(
     verdict = judged("too-small-unstable", table(4).evidence())
     assert verdict.verdict == "supported"
     assert verdict.effect.value == 1
-    # 1 / C(8, 4); three cuts of a seed are one seed.
-    assert "p = 0.014" in verdict.explanation
+    # Three cuts of a seed are one seed.
+    assert verdict.effect.n == 4
     assert "Beware: learning rates were not tuned for each global batch." in verdict.explanation
     assert judged("too-small-unstable", table(2).evidence()).verdict == "not identified"
 
@@ -578,36 +563,31 @@ def test_a_cut_that_diverged_against_another_than_the_reference_is_not_equivalen
     assert words in verdict.explanation
 
 
-@pytest.mark.parametrize("others", [[(1, 8, 4), (1, 16, 2)], [(1, 8, 4)]])
 @pytest.mark.parametrize(
     "name", ["decompositions-are-equivalent", "accumulation-equals-large-batch"]
 )
-def test_a_reference_that_always_diverged_is_said(world, name, others):
+def test_a_reference_that_always_diverged_is_said(world, name):
     table = world()
     for seed in SEEDS[:3]:
         table.run((1, 32, 1), seed, status="diverged")
-        for cut in others:
-            table.run(cut, seed, final_eval_loss=2 + 0.1 * seed)
+        table.run((1, 8, 4), seed, final_eval_loss=2 + 0.1 * seed)
     verdict = judged(name, table.evidence())
     assert verdict.verdict == "not identified"
     words = "3 of 3 trajectories diverged under one cut and not under another."
     assert words in verdict.explanation
-    # What completed is compared with each other, but accumulation with none that is without.
-    is_compared = len(others) > 1 and name == "decompositions-are-equivalent"
-    assert ("Farthest of 1: difference 0 [0, 0]" in verdict.explanation) == is_compared
 
 
-def test_repeats_of_a_trajectory_are_averaged(world):
+def test_a_repeat_of_a_trajectory_counts_once(world):
     table = world()
     for seed in SEEDS:
         table.run((1, 32, 1), seed, final_eval_loss=1.0)
-        for folder, loss in (("one", 0.98), ("other", 1.02)):
+        for folder, loss in (("one", 1.0), ("other", 1.02)):
             table.run((1, 8, 4), seed, sweep_dir=folder, final_eval_loss=loss)
     for name in ("decompositions-are-equivalent", "accumulation-equals-large-batch"):
         verdict = judged(name, table.evidence())
         assert verdict.verdict == "supported", verdict.explanation
         assert verdict.effect.value == pytest.approx(0, abs=1e-12)
-        assert (verdict.effect.n, verdict.n_runs) == (4, 12)
+        assert (verdict.effect.n, verdict.n_runs) == (4, 8)
 
 
 def test_a_loss_that_was_infinite_once_makes_no_rise(world):
@@ -664,20 +644,6 @@ def test_two_seeds_settle_nothing_but_equivalence(world, name, holds):
         assert "(n = 2; 3 needed)" in verdict.explanation
 
 
-def test_the_allocator_does_not_speak_against_memory_of_the_first_device(
-    world,
-):
-    for holds, expected in ((True, "supported"), (False, "not identified")):
-        table = filled(world, "rank0-costs-memory", holds)
-        for row in table.ranks:
-            row["peak_allocated_gib"] = row.pop("device_used_gib")
-        verdict = judged("rank0-costs-memory", table.evidence())
-        assert verdict.verdict == expected
-        assert "allocator" in verdict.explanation
-        assert ("two GPUs" in verdict.explanation) == (not holds)
-        assert ("cannot speak against" in verdict.explanation) == (not holds)
-
-
 def test_more_devices_than_16_do_not_beat_musev(world):
     table = filled(world, "musev-224", holds=True)
     for seed in SEEDS:
@@ -723,21 +689,8 @@ def test_the_exponent_of_a_claim_is_that_of_the_report(world, noise):
     assert (verdict.effect.n, verdict.n_runs) == (4, 4 * 10 * len(SEEDS))
 
 
-def test_the_command_is_for_the_data_at_hand(world):
-    table = world()
-    for seed in SEEDS:
-        table.run((1, 8, 1), seed, **{"data.name": "digits"})
-    settle = {v.claim.id: v.settle for v in judge_claims(table.evidence())}
-    on_digits = "batchscape sweep sweeps=learning_rate_digits"
-    assert settle["learning-rate-grows-with-batch"] == on_digits
-    assert settle["musev-224"].endswith("sweeps=musev_224")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    sorted({claim.settle_on([name]) for claim in CLAIMS for name in ("stdlib", "digits")}),
-)
+@pytest.mark.parametrize("command", sorted({claim.settle for claim in CLAIMS}))
 def test_the_command_that_settles_it_is_a_plan(command):
     def prepare(config: DataSettings) -> DataIdentity:
         return DataIdentity(config.name, "nowhere", 100_000, 10_000, 256, task="next_token")
@@ -788,6 +741,8 @@ LEVEL_OF: dict[str, Callable[[Sequence[int]], object]] = {
 """What of a cut a claim is about: the factor that is compared."""
 SAME_TRAINING = {"decompositions-are-equivalent", "accumulation-equals-large-batch"}
 """Claims whose pairs are one trajectory, which is the same training in every sweep."""
+OF_RATES = "learning-rate-grows-with-batch"
+"""Its optima have intervals of their own, so that batches need no seeds in common."""
 OF_A_CUT = {
     "accumulation-costs-memory",
     "micro-before-accumulation",
@@ -850,8 +805,8 @@ def confound(world: Any, name: str, confounder: str) -> Any:
 
 
 CONFOUNDED = [
-    *((name, "seeds") for name in LEVEL_OF),
-    *((name, "sweep") for name in LEVEL_OF if name not in SAME_TRAINING),
+    *((name, "seeds") for name in LEVEL_OF if name != OF_RATES),
+    *((name, "sweep") for name in LEVEL_OF if name not in {*SAME_TRAINING, OF_RATES}),
     *((name, what) for name in OF_A_CUT for what in ("devices", "micro-batch", "sweep")),
     # Settings separate contexts in one place: one claim of each view tries them all.
     *((name, "model") for name in LEVEL_OF),
@@ -863,7 +818,7 @@ CONFOUNDED = [
         for what in ("engine", "precision", "hardware", "data", "optimizer")
     ),
     *((name, "timing repeat") for name in OF_A_CUT - OF_LOSSES),
-    *((name, "learning rate") for name in OF_LOSSES - {"learning-rate-grows-with-batch"}),
+    *((name, "learning rate") for name in OF_LOSSES - {OF_RATES}),
     ("too-small-unstable", "batch normalisation and micro-batch"),
     ("too-large-generalises-worse", "batch normalisation and micro-batch"),
     ("learning-rate-grows-with-batch", "batch normalisation and micro-batch"),

@@ -14,8 +14,8 @@ from scipy import stats
 
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import compare_with
+from batchscape.analysis.decisions.multiplicity import pair_quantile
 from batchscape.analysis.decisions.to_target import step_times, steps_by_batch, time_to_target
-from batchscape.analysis.multiplicity import pair_quantile
 
 CUTS = [(1, 2**power, 128 // 2**power) for power in range(8)]
 EQUAL = (1.0,) * 8

@@ -10,7 +10,7 @@ import pytest
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.cost.topic import cost_section
-from batchscape.analysis.decisions.candidates import candidates_of, largest_micro_batch
+from batchscape.analysis.decisions.candidates import candidates_of
 from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Basis, gather
 from batchscape.analysis.decisions.recommend import Needs, recommend
@@ -87,26 +87,6 @@ def test_a_device_too_small_for_the_best_gets_what_fits():
     assert recommendation.chosen["memory_gib"] == pytest.approx(2.3 * 1.1)
     with pytest.raises(AnalysisError, match=r"no geometry fits a device of 0\.5 GiB"):
         recommend(evidence(), Needs(memory_gib=0.5))
-
-
-def test_the_largest_micro_batch_follows_the_memory_model():
-    model = evidence().memory
-    assert largest_micro_batch(model, 1, 10.0, 1000) == math.floor((10 / 1.1 - 1.2) / 0.1)
-    assert largest_micro_batch(model, 1, 10.0, 64) == 64
-    assert largest_micro_batch(model, 2, 1.0, 1000) == 0
-
-
-def test_no_micro_batch_is_named_beyond_the_global_batch_or_far_beyond_what_was_measured():
-    made = evidence([(1, 32, 4), (1, 64, 2)], steps={128: STEPS[128]})
-    part = recommend(made, Needs(memory_gib=1e6))
-    assert "model, is 128 (looked for up to 128; measured up to 64)." in part.reasons[0]
-    small = [(1, 2, 256), (1, 4, 128), (1, 8, 64)]
-    far = recommend(evidence(small, steps={512: STEPS[32]}), Needs(memory_gib=1e6))
-    assert "by the memory model, is 32 (looked for up to 32; measured up to 8)." in far.reasons[0]
-    flat = recommend(
-        replace(made, table=made.table.assign(peak_allocated_gib=1.0)), Needs(memory_gib=80.0)
-    )
-    assert "is not identified: memory was not found to grow with it." in flat.reasons[0]
 
 
 def test_what_ran_out_of_memory_is_not_recommended():
@@ -273,13 +253,7 @@ def test_ranks_on_a_processor_share_its_memory_each_geometry_by_its_own_number()
     assert recommend(evidence(host_memory_gib=6.3), Needs()).geometry != (2, 16, 1)
 
 
-def test_the_largest_that_fits_is_not_one_that_ran_out_of_memory():
-    cuts = [(1, 8, 16), (1, 16, 8), (1, 32, 4)]
-    made = evidence(cuts, steps={128: STEPS[128]}, out_of_memory=[(1, 64, 1)])
-    recommendation = recommend(made, Needs(memory_gib=80.0))
-    assert (
-        "By the memory model 128 would fit, but 64 ran out of memory" in recommendation.reasons[0]
-    )
+def test_where_all_ran_out_of_memory_these_are_named():
     with pytest.raises(AnalysisError, match=r"ran out of memory \(1 x 1 x 1\)"):
         recommend(evidence(out_of_memory=[(1, 1, 1)]), Needs())
 
@@ -319,7 +293,6 @@ def test_without_a_target_there_is_still_an_answer():
     assert math.prod(recommendation.geometry) == 32
     assert recommendation.costliest[0].endswith(" times as long a step.")
     assert any("SURE TO MEET THE DEADLINE" in text for text in recommendation.warnings)
-    assert any("vary_global_batch" in text for text in recommendation.missing)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +326,6 @@ def test_the_verb_prints_and_writes_json(build, capsys):
         "Why",
         "wrong",
         "train_micro_batch_size_per_gpu",
-        "of its own model and data",
     ):
         assert part in text
     assert main(["recommend", str(folder), "--json", "--devices", "1", "--deadline", "2h"]) == 0

@@ -1,8 +1,7 @@
-"""Corrections for the number of tests."""
+"""The quantile of intervals that hold for all pairs of several means at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,29 +21,6 @@ _FARTHEST = 9.0
 """Standard deviations of a mean beyond which none lies."""
 
 Floats = npt.NDArray[np.float64]
-
-
-def holm(p_values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Adjust p values for their number, so that they bound the family-wise error.
-
-    Parameters
-    ----------
-    p_values : sequence of float, shape (n,)
-        NaN: not tested, and not counted.
-
-    Returns
-    -------
-    array of float, shape (n,)
-        In the same order. Source: Holm (1979), "A simple sequentially rejective multiple test
-        procedure".
-    """
-    values = np.asarray(p_values, dtype=float)
-    adjusted = np.full(values.shape, np.nan)
-    tested = np.flatnonzero(~np.isnan(values))
-    order = tested[np.argsort(values[tested], kind="stable")]
-    stepped = np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1))
-    adjusted[order] = np.minimum(stepped, 1.0)
-    return adjusted
 
 
 def pair_quantile(k: int, degrees: npt.ArrayLike) -> Floats:

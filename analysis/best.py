@@ -92,7 +92,8 @@ def is_worse(rivals: pd.DataFrame, contests: int) -> pd.Series[bool]:
     """
     quantile = stdtrit(rivals["n"] - 1, 1 - (1 - LEVEL) / 2 / max(contests, 1))
     low = rivals["mean"] - quantile * rivals["sd"] / np.sqrt(rivals["n"])
-    return low.gt(0) & rivals["mean"].gt(_TIE * rivals["scale"])
+    is_apart: pd.Series[bool] = low.gt(0) & rivals["mean"].gt(_TIE * rivals["scale"])
+    return is_apart
 
 
 def _entries(cells: Cells, name: str) -> pd.DataFrame:

@@ -122,5 +122,5 @@ def of_rank_0(context: Context) -> list[Contrast]:
     rows = rows[last & rows["device_used_gib"].gt(0) & rows[DEVICES].gt(1)]
     rank = rows["rank"].eq(0).map({True: "0", False: "others"})
     means = rows.groupby([*keys, *FACTORS, "block", rank])["device_used_gib"].mean()
-    logs = np.log(means.astype(float)).rename("value").reset_index()
+    logs = means.astype(float).apply(np.log).rename("value").reset_index()
     return contrasts_of(logs, "rank", FACTORS, "block", lambda _: [("0", "others")])

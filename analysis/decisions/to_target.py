@@ -103,8 +103,12 @@ def step_times(
     """
     cuts = list(FACTORS)
     measured = table.dropna(subset="step_time_s")
-    logs = np.log(measured["step_time_s"].astype(float)).groupby([measured[n] for n in cuts])
-    summary = logs.agg(["mean", "var", "size"]).set_axis(["time_log", "var", "n_runs"], axis=1)
+    logs = measured["step_time_s"].astype(float).apply(np.log)
+    summary = (
+        logs.groupby([measured[n] for n in cuts])
+        .agg(["mean", "var", "size"])
+        .set_axis(["time_log", "var", "n_runs"], axis=1)
+    )
     rows = pd.DataFrame(geometries, columns=cuts).join(summary, on=cuts)
     n = rows["n_runs"].fillna(0).astype(int)
     rows = rows.drop(columns="var").assign(
@@ -195,7 +199,8 @@ def pareto_front(time: pd.Series[float], cost: pd.Series[float]) -> NDArray[np.b
     finite = np.isfinite(values).all(axis=1)
     others, each = values[finite, None], values[None, :]
     is_beaten = ((others <= each).all(axis=2) & (others < each).any(axis=2)).any(axis=0)
-    return finite & ~is_beaten
+    is_on_front: NDArray[np.bool_] = finite & ~is_beaten
+    return is_on_front
 
 
 def _trajectories(group: pd.DataFrame, by: Sequence[str]) -> tuple[pd.DataFrame, str]:

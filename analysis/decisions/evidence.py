@@ -21,6 +21,7 @@ from batchscape.analysis.cost.table import (
     is_sharded,
 )
 from batchscape.analysis.estimates import FEWEST
+from batchscape.analysis.horizons.runs import runs_by_horizon, without_shorter_horizons
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
@@ -142,8 +143,15 @@ def gather(dirs: list[Path], target_loss: float | None = None) -> list[Basis]:
     """
     refuse_trials(dirs)
     tables = load(*dirs, columns={"steps": (), "ranks": ()})
-    cells = find_cells(tables.runs)
+    every = find_cells(tables.runs)
+    cells = without_shorter_horizons(every, runs_by_horizon(every)[0])
     evidence = evidence_of(cells, tables, target_loss)
+    if n_shorter := len(every.runs) - len(cells.runs):
+        left_out = (
+            f"{count_text(n_shorter, 'run')} of shorter horizons are left out: the longest one has "
+            "runs of all their batches, rates and seeds"
+        )
+        evidence = [replace(basis, warnings=[left_out, *basis.warnings]) for basis in evidence]
     if not evidence:
         counts = ", ".join(f"{n} {s}" for s, n in cells.runs["status"].value_counts().items())
         msg = f"a recommendation needs completed runs, and of these none is: {counts}"

@@ -9,11 +9,9 @@ from dataclasses import asdict, replace
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import GREY, INK
-from batchscape.analysis.hardware import is_timed_alone
 from batchscape.analysis.horizons.optima import NAMES, PUBLISHED, joint_optima
 from batchscape.analysis.labels import group_name
 from batchscape.analysis.learning_rate.aim import LOSS
@@ -21,54 +19,11 @@ from batchscape.analysis.learning_rate.table import costs_by_rate, with_runs
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
-from batchscape.analysis.targets.curves import curve_groups
 from batchscape.errors import AnalysisError
 
 _TITLE = "Batch and rate together"
-_BUDGETS = ("budget.samples", "budget.tokens", "budget.optimizer_steps")
-_COLUMNS = ("planned_samples", "schedule.name", "schedule.decay_samples", "stop_reason")
 _BEST = "best, chosen together"
 _DASHES = ((), (4.0, 2.0))
-
-
-def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
-    """Return the runs that end with their budget, with `group` and `horizon`, and labels of groups.
-
-    Groups pool runs of several budgets, where the schedule ends with them.
-    """
-    runs = cells.runs[~is_timed_alone(cells.runs)]
-    groups = curve_groups(cells, across=_BUDGETS)
-    members = groups["cells"].explode()
-    group = runs["cell"].map(pd.Series(members.index, index=members))
-    columns = runs.reindex(columns=_COLUMNS)
-    horizon, name, decay, stopped = (columns[column] for column in _COLUMNS)
-    runs = runs.assign(group=group, horizon=horizon)
-    ends = name.eq("wsd") | (name.eq("cosine") & decay.isna())
-    several = runs.groupby("group")["horizon"].transform("nunique").gt(1)
-    is_other = stopped.eq("target") | (several & ~ends)
-    # A run that was not started has no group.
-    is_kept = is_other.groupby(group).transform("any").eq(False)
-    return runs[is_kept].astype({"group": int}), dict(groups["label"])
-
-
-def without_shorter_horizons(cells: Cells, runs: pd.DataFrame) -> Cells:
-    """Leave out shorter horizons of a training whose longest one has a grid of all their runs.
-
-    `runs` are those of `runs_by_horizon`; one counts that has a final loss or diverged. Cells keep
-    their numbers.
-    """
-    runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *NAMES, "seed", LOSS])])
-    shorter: list[int] = []
-    for _, rows in runs.groupby("group"):
-        ended = rows[rows[LOSS].notna() | rows["status"].eq("diverged")]
-        longest = ended["horizon"].max()
-        at_longest = ended[ended["horizon"].eq(longest)]
-        points = set(at_longest[[*NAMES, "seed"]].itertuples(index=False, name=None))
-        others = ended[ended["horizon"].lt(longest)][[*NAMES, "seed"]]
-        has_all = points.issuperset(others.itertuples(index=False, name=None))
-        if has_all and at_longest[list(NAMES)].nunique().ge(3).all():
-            shorter += rows.index[rows["horizon"].lt(longest)].tolist()
-    return cells.without(shorter) if shorter else cells
 
 
 def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section | None:

@@ -22,11 +22,8 @@ from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.engines.topic import engines_section
 from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.failures.topic import failures_section
-from batchscape.analysis.horizons.topic import (
-    horizons_section,
-    runs_by_horizon,
-    without_shorter_horizons,
-)
+from batchscape.analysis.horizons.runs import runs_by_horizon, without_shorter_horizons
+from batchscape.analysis.horizons.topic import horizons_section
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.learning_rate.aim import STEPS, final_losses, is_varied
 from batchscape.analysis.learning_rate.choice import (

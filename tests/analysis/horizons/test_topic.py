@@ -10,11 +10,8 @@ import pytest
 from planted_surface import HORIZONS, sweep
 
 from batchscape.analysis.cells import find_cells
-from batchscape.analysis.horizons.topic import (
-    horizons_section,
-    runs_by_horizon,
-    without_shorter_horizons,
-)
+from batchscape.analysis.horizons.runs import runs_by_horizon, without_shorter_horizons
+from batchscape.analysis.horizons.topic import horizons_section
 from batchscape.analysis.report.analyze import analyze
 from batchscape.analysis.report.latex import to_latex
 from batchscape.analysis.report.writers import to_markdown
@@ -230,3 +227,8 @@ def test_a_sweep_over_horizons_is_trained_and_reported(tmp_path, capsys):
     assert "longest horizon of each training; 18 runs" in " ".join(methods.split())
     reached = pd.read_csv(tables / "targets.csv")["run_ids"].str.split(";").explode()
     assert set(reached) <= set(runs.loc[runs["budget.samples"].eq(320), "run_id"])
+    capsys.readouterr()
+    assert main(["recommend", str(folder)]) == 0
+    advice = " ".join(capsys.readouterr().out.split())
+    assert "18 runs of shorter horizons are left out" in advice
+    assert "For samples" not in advice

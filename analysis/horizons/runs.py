@@ -1,0 +1,54 @@
+"""The runs of each horizon, and those of the longest one alone."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.hardware import is_timed_alone
+from batchscape.analysis.horizons.optima import NAMES
+from batchscape.analysis.learning_rate.aim import LOSS
+from batchscape.analysis.targets.curves import curve_groups
+
+_BUDGETS = ("budget.samples", "budget.tokens", "budget.optimizer_steps")
+_COLUMNS = ("planned_samples", "schedule.name", "schedule.decay_samples", "stop_reason")
+
+
+def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
+    """Return the runs that end with their budget, with `group` and `horizon`, and labels of groups.
+
+    Groups pool runs of several budgets, where the schedule ends with them.
+    """
+    runs = cells.runs[~is_timed_alone(cells.runs)]
+    groups = curve_groups(cells, across=_BUDGETS)
+    members = groups["cells"].explode()
+    group = runs["cell"].map(pd.Series(members.index, index=members))
+    columns = runs.reindex(columns=_COLUMNS)
+    horizon, name, decay, stopped = (columns[column] for column in _COLUMNS)
+    runs = runs.assign(group=group, horizon=horizon)
+    ends = name.eq("wsd") | (name.eq("cosine") & decay.isna())
+    several = runs.groupby("group")["horizon"].transform("nunique").gt(1)
+    is_other = stopped.eq("target") | (several & ~ends)
+    # A run that was not started has no group.
+    is_kept = is_other.groupby(group).transform("any").eq(False)
+    return runs[is_kept].astype({"group": int}), dict(groups["label"])
+
+
+def without_shorter_horizons(cells: Cells, runs: pd.DataFrame) -> Cells:
+    """Leave out shorter horizons of a training whose longest one has a grid of all their runs.
+
+    `runs` are those of `runs_by_horizon`; one counts that has a final loss or diverged. Cells keep
+    their numbers.
+    """
+    runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *NAMES, "seed", LOSS])])
+    shorter: list[int] = []
+    for _, rows in runs.groupby("group"):
+        ended = rows[rows[LOSS].notna() | rows["status"].eq("diverged")]
+        longest = ended["horizon"].max()
+        at_longest = ended[ended["horizon"].eq(longest)]
+        points = set(at_longest[[*NAMES, "seed"]].itertuples(index=False, name=None))
+        others = ended[ended["horizon"].lt(longest)][[*NAMES, "seed"]]
+        has_all = points.issuperset(others.itertuples(index=False, name=None))
+        if has_all and at_longest[list(NAMES)].nunique().ge(3).all():
+            shorter += rows.index[rows["horizon"].lt(longest)].tolist()
+    return cells.without(shorter) if shorter else cells

@@ -19,7 +19,6 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.config import RunConfig
-from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.overview import (
     CAUSE_ADVICE,
@@ -32,7 +31,7 @@ from batchscape.record.overview import (
 from batchscape.record.progress import RunProgress
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import UNREADABLE, Next
-from batchscape.record.status import Attempt, RunStatus, Status
+from batchscape.record.status import Attempt, Cause, RunStatus, Status
 
 PAGE = Path(__file__).parents[1] / "docs" / "statuses.md"
 

@@ -19,12 +19,10 @@ from sweeps_of_fakes import MACHINE, is_alive
 from batchscape.launch import active, hangs
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.result import SweepResult
-from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import verify_seal
-from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load
+from batchscape.record.status import Cause, RunStatus, Status
+from batchscape.record.tables import load, verify_seal
 
 FAULTS = str(Path(__file__).parents[1] / "faults")
 

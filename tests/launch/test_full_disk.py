@@ -18,9 +18,8 @@ from batchscape.launch.launcher import Launcher
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus
-from batchscape.record.tables import load, read_table
+from batchscape.record.tables import load, read_table, verify_seal
 from warm_interpreter import WarmInterpreter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))

@@ -20,8 +20,8 @@ from batchscape.launch.launcher import Launcher
 from batchscape.record.claims import CLAIMS
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import hold, is_held
-from batchscape.record.state import verify_seal
 from batchscape.record.status import Status
+from batchscape.record.tables import verify_seal
 
 pytestmark = pytest.mark.usefixtures("heeded_signals")
 

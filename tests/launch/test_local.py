@@ -24,13 +24,11 @@ from batchscape.launch.processes import Spawned
 from batchscape.launch.result import SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.plan.machine import Machine
-from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import verify_seal
-from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load, read_table
+from batchscape.record.status import Cause, RunStatus, Status
+from batchscape.record.tables import load, read_table, verify_seal
 
 
 class Sweep:

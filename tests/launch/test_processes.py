@@ -18,7 +18,7 @@ from batchscape.launch.child import WORKER, Start, start_interpreter
 from batchscape.launch.forked import Forked, open_processes
 from batchscape.launch.processes import Processes, Spawned
 from batchscape.record.files import write_json
-from batchscape.record.outcome import RankExit
+from batchscape.record.status import RankExit
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,10 +19,9 @@ from batchscape.launch import active, forked
 from batchscape.launch.child import start_interpreter
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.result import SweepResult
-from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.state import is_tried_again
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Cause, RunStatus, Status
 from batchscape.record.tables import load
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from batchscape.record.causes import Cause
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
-from batchscape.record.outcome import Outcome
 from batchscape.record.progress import run_progress
 from batchscape.record.state import Next, RunState, final_outcomes
-from batchscape.record.status import FAULTS, Attempt, RunStatus, Status, StopReason
+from batchscape.record.status import FAULTS, Attempt, Cause, Outcome, RunStatus, Status, StopReason
 
 SEALED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
 CHECKPOINT = "step-000000002-0123456789abcdef.pt"
@@ -36,7 +34,7 @@ def train(
     """Leave what ranks leave that end after three optimizer steps, and so many rows."""
     for rank, status in enumerate(statuses):
         stop_reason = completes if status is Status.COMPLETED else None
-        Outcome(status, 3, stop_reason).write(folder, rank)
+        Outcome(status, stop_reason, optimizer_step=3).write(folder, rank)
     lines = JsonLines(folder.lines("steps"))
     lines.append({"optimizer_step": k + 1, "attempt": 0} for k in range(steps))
     lines.close()

@@ -11,18 +11,17 @@ from typing import Any
 
 from batchscape.errors import DiskError, RecordError
 from batchscape.launch.devices import Lease
-from batchscape.launch.ending import note_end, write_end
+from batchscape.launch.ending import write_end
 from batchscape.launch.hangs import HangWatch
 from batchscape.launch.processes import Processes
 from batchscape.measure.oom_kills import oom_kills
 from batchscape.record import instants
-from batchscape.record.causes import Cause
 from batchscape.record.disk import disk_trouble
 from batchscape.record.files import end_of, last_row, write_json
 from batchscape.record.folder import RunFolder
-from batchscape.record.outcome import Outcome, RankExit, RunEnd, Stop, decide
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.state import decide
+from batchscape.record.status import Cause, Outcome, RankExit, RunEnd, RunStatus, Status, Stop
 from batchscape.record.timing import invalidate_times
 
 STOP_GRACE_S = 20.0
@@ -89,7 +88,7 @@ class ActiveRun:
         """Ask the ranks for a checkpoint and their end; they are killed if it takes too long."""
         if self.stop is None:
             cause = Cause.TIME_LIMIT if status is Status.TIMEOUT else Cause.INTERRUPTED
-            self.stop = Stop(status, reason, instants.now(), cause)
+            self.stop = Stop(status, reason=reason, cause=cause)
             self._kill_within(self.stop_grace_s)
             self.processes.signal(self.spec.run_id, signal.SIGTERM)
 
@@ -167,7 +166,7 @@ class ActiveRun:
         elif is_watched and since is not None and now - since > END_GRACE_S:
             late = sorted(set(range(self.spec.processes)) - set(self.exits))
             reason = f"ranks {late} hang: others ended {END_GRACE_S:g} s ago"
-            self.stop = Stop(Status.FAILED, reason, instants.now(), Cause.HANG)
+            self.stop = Stop(Status.FAILED, reason=reason, cause=Cause.HANG)
             self.kill()
         if self._kill_at is not None and now >= self._kill_at:
             self.kill()
@@ -183,7 +182,9 @@ class ActiveRun:
         elif self.stop is None and not self.exits:
             hang = self.hangs.look(now)
             if hang is not None:
-                self.stop = Stop(Status.FAILED, hang.reason, instants.now(), Cause.HANG, hang.rank)
+                self.stop = Stop(
+                    Status.FAILED, reason=hang.reason, cause=Cause.HANG, rank=hang.rank
+                )
                 self._stacks_at = now
                 if not self.hangs.is_program:
                     self._stacks_at += STACKS_GRACE_S
@@ -225,7 +226,7 @@ class ActiveRun:
     ) -> None:
         """Write how the run ended where its ranks do not say so, if anything can be written."""
         run_end = RunEnd(status, reason=reason, cause=cause)
-        note_end(self.status, run_end, self._ended_at())
+        self.status.note_end(run_end, self._ended_at())
         self.status.seal = {}
         with contextlib.suppress(OSError):
             self.status.write(self.folder.status)

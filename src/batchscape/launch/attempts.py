@@ -22,11 +22,10 @@ from batchscape.launch.active import ActiveRun
 from batchscape.launch.beginnings import Branches
 from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT, Start
 from batchscape.launch.devices import Lease
-from batchscape.launch.ending import note_end, remove_dead_writes_of_run
+from batchscape.launch.ending import remove_dead_writes_of_run
 from batchscape.launch.forked import ServerError
 from batchscape.launch.hangs import HangWatch
 from batchscape.launch.processes import Processes
-from batchscape.record.causes import Cause
 from batchscape.record.claims import RunClaim
 from batchscape.record.disk import disk_error
 from batchscape.record.environment import environment
@@ -34,10 +33,9 @@ from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import TABLES, SweepFolder
 from batchscape.record.instants import now
 from batchscape.record.locks import is_held, take
-from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import RunState, read_state
-from batchscape.record.status import Attempt, RunStatus, Status
+from batchscape.record.status import Attempt, Cause, RunEnd, RunStatus, Status
 from batchscape.record.timing import invalidate_times, processes_share, runs_share
 from batchscape.text import count_text
 
@@ -316,7 +314,7 @@ class Attempts:
         """Write the files of an attempt that begins into the folder of a run; return its status."""
         folder, before = state.folder, deepcopy(state.record)
         if state.is_lost and before.attempts:
-            note_end(before, _LOST, state.lost_at)
+            before.note_end(_LOST, state.lost_at)
         attempts = before.attempts
         remove_dead_writes_of_run(folder)
         for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):

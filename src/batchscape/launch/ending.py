@@ -13,10 +13,9 @@ from batchscape.record.disk import is_of_this_machine
 from batchscape.record.files import read_json_lines, remove_if_possible
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.instants import file_age_s
-from batchscape.record.outcome import RunEnd, decide
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import final_outcomes
-from batchscape.record.status import RunStatus
+from batchscape.record.state import decide, final_outcomes
+from batchscape.record.status import RunEnd, RunStatus
 from batchscape.record.tables import note_rows, seal
 
 _UNFINISHED = "*.tmp"
@@ -48,16 +47,6 @@ def remove_dead_writes_of_run(run: RunFolder) -> None:
                     path.unlink(missing_ok=True)
 
 
-def note_end(status: RunStatus, run_end: RunEnd, ended_at: float) -> None:
-    """Note in a status how its last attempt ended, without writing it."""
-    for name, value in vars(run_end).items():
-        setattr(status, name, value)
-    attempt = status.attempts[-1]
-    attempt.ended_at = ended_at
-    attempt.status, attempt.reason = str(run_end.status), run_end.reason
-    attempt.cause = None if run_end.cause is None else str(run_end.cause)
-
-
 def write_end(
     folder: RunFolder, status: RunStatus, run_end: RunEnd, ranks: int, *, ended_at: float
 ) -> None:
@@ -81,7 +70,7 @@ def write_end(
     OSError
         If it cannot be written.
     """
-    note_end(status, run_end, ended_at)
+    status.note_end(run_end, ended_at)
     status.attempts[-1].from_optimizer_step = _steps_before(folder, len(status.attempts) - 1)
     if status.status.is_sealed:
         seal(folder, status, ranks)

@@ -27,7 +27,7 @@ from batchscape.launch.child import (
 )
 from batchscape.launch.processes import Processes, Spawned
 from batchscape.record.instants import now
-from batchscape.record.outcome import RankExit
+from batchscape.record.status import RankExit
 
 _BOOT_LIMIT_S = 600.0
 """Longest time for a new server to import everything; a slow file system takes a minute or two."""

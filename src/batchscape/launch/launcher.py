@@ -29,15 +29,13 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
-from batchscape.record.causes import Cause
 from batchscape.record.disk import check_usable, explained, read_each
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import sweep_lock
-from batchscape.record.outcome import RankExit
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import is_tried_again
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Cause, RankExit, RunStatus, Status
 from batchscape.terminal import OutgoingConsole
 from batchscape.tracking.mirror import Mirror, may_mirror_live
 

@@ -15,8 +15,8 @@ from batchscape.launch.child import Start
 from batchscape.launch.processes import Processes
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
-from batchscape.record.outcome import RankExit
 from batchscape.record.spec import RunSpec
+from batchscape.record.status import RankExit
 
 PREDICTOR = "batchscape.predictor:main"
 """Entry point of the process that predicts; its folder holds a `config.json` for each run."""

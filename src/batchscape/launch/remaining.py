@@ -20,8 +20,9 @@ from batchscape.record.disk import read_each
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import hold
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import Next, read_state, verify_seal
+from batchscape.record.state import Next, read_state
 from batchscape.record.status import FAULTS, RunStatus, Status
+from batchscape.record.tables import verify_seal
 from batchscape.text import count_text, list_text
 
 _LOOK_S, _LONGEST_S = 1.0, 0.05

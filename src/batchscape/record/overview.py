@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.outgoing import outgoing_json
-from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import is_held
 from batchscape.record.progress import RunProgress, sweep_progress
 from batchscape.record.state import UNREADABLE, Next, is_rejected_by_plan
-from batchscape.record.status import Status
+from batchscape.record.status import Cause, Status
 from batchscape.record.trial_counts import TrialCounts, count_trials
 
 UNREADABLE_ADVICE = (

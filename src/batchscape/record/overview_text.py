@@ -12,13 +12,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from batchscape.record.causes import Cause
 from batchscape.record.commands import LaunchedRun, time_again
 from batchscape.record.folder import SweepFolder
 from batchscape.record.overview import Overview, advice_of
 from batchscape.record.progress import RunProgress
 from batchscape.record.state import UNREADABLE, Next
-from batchscape.record.status import FAULTS, Status, StopReason
+from batchscape.record.status import FAULTS, Cause, Status, StopReason
 from batchscape.record.timing import untimed_text
 from batchscape.record.trial_counts import TrialCounts
 from batchscape.text import count_text, duration_text

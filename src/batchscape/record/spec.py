@@ -13,10 +13,9 @@ from pydantic import TypeAdapter
 from batchscape.config import Affects, Command, Optimizer, RunConfig, that_affect
 from batchscape.errors import DamageError, RecordError
 from batchscape.geometry import BatchGeometry
-from batchscape.record.files import read_json, write_json
+from batchscape.record.files import read_json, read_record, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.placeholders import not_passed
-from batchscape.record.status import check_version
 
 
 @dataclass(frozen=True)
@@ -181,8 +180,7 @@ class RunSpec:
         RecordError
             If the file is missing, damaged, of another format version, or of a rejected cell.
         """
-        content = read_json(path)
-        check_version(path, content)
+        content = read_record(path)
         try:
             resolved = content["resolved"]
             return cls(

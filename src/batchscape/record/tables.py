@@ -14,10 +14,14 @@ import pandas as pd
 
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.figures import COLUMNS, OF_TOKENS
-from batchscape.record.files import read_json, remove_if_possible, write_atomically
+from batchscape.record.files import (
+    read_json,
+    read_sealed,
+    remove_if_possible,
+    write_atomically,
+)
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder, no_runs
 from batchscape.record.reading import RunRead, open_rows, read_folders
-from batchscape.record.state import read_sealed
 from batchscape.record.status import Attempt, RunStatus, StopReason
 from batchscape.record.summary import counts_tokens, summarise
 
@@ -155,6 +159,18 @@ def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.D
         sketch = folder.gradient_sketch
         status.seal[sketch.name] = _seal_of(sketch.read_bytes())
     status.write(folder.status)
+
+
+def verify_seal(folder: RunFolder, status: RunStatus) -> None:
+    """Check the hash of every sealed file.
+
+    Raises
+    ------
+    RecordError
+        If one is missing or differs.
+    """
+    for name, sealed in status.seal.items():
+        read_sealed(folder.path / name, sealed)
 
 
 def _seal_of(content: bytes) -> dict[str, Any]:

@@ -25,16 +25,14 @@ from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.launch.slurm.order import POOL, JobOrder, Shape, job_name, script, shapes
-from batchscape.record.causes import Cause
 from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import check_usable, read_each
 from batchscape.record.files import read_json, write_atomically
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import hold, sweep_lock
-from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import Next, read_state
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Cause, RunEnd, RunStatus, Status
 from batchscape.scheduler import Job, JobState, active_jobs, jobs, partitions, submit
 from batchscape.text import count_text
 from batchscape.tracking.mirror import Mirror

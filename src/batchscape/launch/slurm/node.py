@@ -20,7 +20,7 @@ from batchscape.launch.child import Start
 from batchscape.launch.forked import open_processes
 from batchscape.launch.processes import Processes
 from batchscape.record.instants import now
-from batchscape.record.outcome import RankExit
+from batchscape.record.status import RankExit
 
 _MEET_S = 600.0
 """Time for the launcher to write its address: a job may start its nodes one by one."""

@@ -16,7 +16,7 @@ from sweeps_of_fakes import MACHINE, spec_named
 from batchscape.launch.launcher import Launcher
 from batchscape.record import instants
 from batchscape.record.folder import SweepFolder
-from batchscape.record.progress import sweep_progress
+from batchscape.record.overview import sweep_progress
 from batchscape.record.status import RunStatus
 
 DAY_S = 86400.0

@@ -15,9 +15,7 @@ from batchscape.record.claims import CLAIMS
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import is_held, take
-from batchscape.record.overview import overview
-from batchscape.record.overview_text import overview_text
-from batchscape.record.progress import sweep_progress
+from batchscape.record.overview import overview, overview_text, sweep_progress
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 

@@ -10,7 +10,7 @@ import pytest
 
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
-from batchscape.record.progress import run_progress
+from batchscape.record.overview import run_progress
 from batchscape.record.state import Next, RunState, final_outcomes
 from batchscape.record.status import FAULTS, Attempt, Cause, Outcome, RunStatus, Status, StopReason
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from batchscape.config import Local
 from batchscape.launch.devices import DeviceLocks, DevicePool, Lease
 from batchscape.launch.schedule import makespan_s
-from batchscape.record.progress import remaining_s
+from batchscape.record.overview import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 from batchscape.train.timeline import Timeline

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from batchscape.launch.result import RunResult, SweepResult
-from batchscape.record.progress import remaining_s
+from batchscape.record.overview import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status, StopReason
 from batchscape.record.timing import why_untimed

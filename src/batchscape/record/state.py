@@ -169,9 +169,6 @@ def killed_by(what: str, number: int) -> str:
     return f"{what} was killed by {name}{unasked}"
 
 
-UNREADABLE = "unreadable"
-"""Shown in place of a status that is damaged, of another format version, or cannot be read."""
-
 _LAUNCHER_GONE = "the launcher is gone; the same command goes on"
 
 
@@ -343,15 +340,6 @@ def final_outcomes(folder: RunFolder, processes: int) -> Mapping[int, Outcome] |
     if any(outcome.optimizer_step != done for outcome in outcomes.values()):
         return None
     return outcomes if decide(processes, outcomes, {}).status.is_sealed else None
-
-
-def is_rejected_by_plan(status: str, cause: str | None) -> bool:
-    """Return whether a plan rejected a run; a launcher does where a smaller run was out of memory.
-
-    What an earlier plan rejected, on a smaller machine, starts anew where a plan has it again; what
-    a launcher rejected it will mostly reject again.
-    """
-    return status == Status.REJECTED and cause != Cause.OUT_OF_MEMORY
 
 
 def unsealed(specs: Iterable[RunSpec], sweep: SweepFolder) -> list[RunSpec]:

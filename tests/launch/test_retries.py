@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named, wait_until
 
-from batchscape.launch import active, forked
+from batchscape.launch import active, forkserver
 from batchscape.launch.child import start_interpreter
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.result import SweepResult
@@ -64,7 +64,7 @@ class Sweep:
 def _cold_interpreter() -> Iterator[None]:
     """Start fork servers as a launcher does, in a fresh interpreter each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forked, "start_interpreter", start_interpreter)
+        patch.setattr(forkserver, "start_interpreter", start_interpreter)
         yield
 
 

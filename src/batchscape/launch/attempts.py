@@ -23,7 +23,7 @@ from batchscape.launch.beginnings import Branches
 from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT, Start
 from batchscape.launch.devices import Lease
 from batchscape.launch.ending import remove_dead_writes_of_run
-from batchscape.launch.forked import ServerError
+from batchscape.launch.forkserver import ServerError
 from batchscape.launch.hangs import HangWatch
 from batchscape.launch.processes import Processes
 from batchscape.record.claims import RunClaim

@@ -35,9 +35,6 @@ COMMAND_WORKER = "batchscape.programs.worker:main"
 MOST_DESCRIPTORS = 250
 """Locks of one run that a fork server takes; the system passes 253 in one message."""
 
-ALSO_PRELOADED = "BATCHSCAPE_PRELOAD"
-"""Environment variable of a fork server: a slow module that the models of a sweep need."""
-
 WORKER_ENVIRONMENT = {
     # One thread a rank, decided before any library counts the cores. Waiting threads must sleep:
     # spinning ones take the core from the next rank.

@@ -19,7 +19,7 @@ from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.devices import Lease, Presence
 from batchscape.launch.ending import remove_dead_writes
 from batchscape.launch.failures import Failures
-from batchscape.launch.forked import ServerError, ServerKilledError, open_processes
+from batchscape.launch.forkserver import ServerError, ServerKilledError, open_processes
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.oom_knowledge import OomKnowledge
 from batchscape.launch.placement import Placement

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import Start
-from batchscape.launch.forked import open_processes
+from batchscape.launch.forkserver import open_processes
 from batchscape.launch.processes import Processes
 from batchscape.record.instants import now
 from batchscape.record.status import RankExit

@@ -26,7 +26,7 @@ from typing import Any
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import Start
-from batchscape.launch.forked import ServerKilledError
+from batchscape.launch.forkserver import ServerKilledError
 from batchscape.record.instants import now
 from batchscape.record.status import RankExit
 

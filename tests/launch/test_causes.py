@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, is_alive
 
-from batchscape.launch import active, hangs
+from batchscape.launch import attempt, hangs
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.result import SweepResult
 from batchscape.record.folder import SweepFolder
@@ -80,7 +80,7 @@ def swept(spec_of: Callable[..., RunSpec], tmp_path_factory: pytest.TempPathFact
         specs.append(dataclasses.replace(spec, run_id=name))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FAULTS)
-        patch.setattr(active, "PEER_GRACE_S", 0.5)
+        patch.setattr(attempt, "PEER_GRACE_S", 0.5)
         patch.setattr(hangs, "FACTOR", 3.0)
         result = Launcher(
             folder,

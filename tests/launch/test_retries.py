@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named, wait_until
 
-from batchscape.launch import active, forkserver
+from batchscape.launch import attempt, forkserver
 from batchscape.launch.child import start_interpreter
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.result import SweepResult
@@ -70,7 +70,7 @@ def _cold_interpreter() -> Iterator[None]:
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
-    monkeypatch.setattr(active, "PEER_GRACE_S", 0.5)
+    monkeypatch.setattr(attempt, "PEER_GRACE_S", 0.5)
     return Sweep(tmp_path / "sweep")
 
 

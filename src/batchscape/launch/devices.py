@@ -20,15 +20,27 @@ see each other.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from batchscape.record.locks import AT_ONCE, BESIDE, Lock, is_held, public_folder, take
+from batchscape.record.spec import RunSpec
+from batchscape.record.timing import processes_share, runs_share
+from batchscape.text import count_text
+
+if TYPE_CHECKING:
+    from batchscape.plan.machine import Machine
+
+
+OTHER_LAUNCHER = "another launcher was at work on this machine"
+"""Why the times of a run are not valid that had another launcher beside it."""
 
 
 class Presence:
@@ -113,6 +125,58 @@ class Lease:
     def oversubscribed(self) -> bool:
         """Whether ranks share devices."""
         return self.ranks > len(self.devices)
+
+
+def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool) -> dict[str, Any]:
+    """Describe how a run is placed, and whether its times can be compared."""
+    concurrent = spec.config.launcher.concurrent_runs
+    sharing = min(concurrent, spec.config.launcher.runs_per_device)
+    # The device numbers of a CPU run are cores.
+    leased = [d for d in machine.cuda_devices if d.index in lease.devices]
+    leased = leased if spec.device_type == "cuda" else []
+    why = []
+    if lease.oversubscribed and spec.device_type == "cuda":
+        devices = count_text(len(lease.devices), "CUDA device")
+        why.append(processes_share(f"{lease.ranks} ranks", devices))
+    if lease.ranks > machine.cpu_cores:
+        why.append(processes_share(f"{lease.ranks} ranks", f"{machine.cpu_cores} cores"))
+    if sharing > 1:
+        why.append(runs_share(sharing, "a device"))
+    oversubscribed = bool(why)
+    workers = spec.config.loader.workers
+    if workers and lease.ranks <= machine.cpu_cores < (processes := lease.ranks * (1 + workers)):
+        ranks, each = count_text(lease.ranks, "rank"), " each" * (lease.ranks > 1)
+        why.append(
+            processes_share(
+                f"{ranks} with {count_text(workers, 'loader worker')}{each}, "
+                f"{processes} processes,",
+                f"{machine.cpu_cores} cores",
+            )
+        )
+    if concurrent > 1:
+        why.append(runs_share(concurrent, "the machine"))
+    if others:
+        why.append(OTHER_LAUNCHER)
+    memories = [d.memory_gib for d in leased if d.memory_gib is not None]
+    return {
+        "world_size": lease.ranks,
+        "device_type": spec.device_type,
+        "device_model": " + ".join(sorted({d.name for d in leased}))
+        if spec.device_type == "cuda"
+        else machine.cpu_name,
+        "devices": list(lease.devices),
+        # The memory of the host is in environment.json.
+        **({"device_memory_gib": min(memories)} if memories else {}),
+        "usable_cores": machine.cpu_cores,
+        "threads_per_rank": 1,
+        "concurrent_runs": concurrent,
+        "runs_per_device": sharing,
+        "oversubscribed": oversubscribed,
+        # The follower of jobs asks Slurm by this id how the job ended.
+        **({"slurm_job_id": job} if (job := os.environ.get("SLURM_JOB_ID")) else {}),
+        "timing_valid": not why,
+        "timing_invalid_reason": "; ".join(why) or None,
+    }
 
 
 class DeviceLocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,12 +13,10 @@ from rich.console import Console
 
 from batchscape.config import Command, NoTracker, Transformers
 from batchscape.errors import BatchscapeError, DiskError, LaunchError
-from batchscape.launch.active import ActiveRun
-from batchscape.launch.attempts import OTHER_LAUNCHER, Attempts, scratch_folder
+from batchscape.launch.attempt import ActiveRun, Attempts
 from batchscape.launch.beginnings import Branches
 from batchscape.launch.child import COMMAND_WORKER, WORKER
-from batchscape.launch.devices import Lease, Presence
-from batchscape.launch.ending import remove_dead_writes
+from batchscape.launch.devices import OTHER_LAUNCHER, Lease, Presence
 from batchscape.launch.failures import Failures
 from batchscape.launch.forkserver import ServerError, ServerKilledError, open_processes
 from batchscape.launch.interrupts import Interrupts
@@ -29,6 +28,7 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
+from batchscape.launch.scratch import scratch_folder
 from batchscape.record.disk import check_usable, explained, read_each
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
@@ -169,7 +169,6 @@ class Launcher:
         self._failures = Failures(self._sweep, config.launcher.max_failures)
         check_usable(self._sweep)
         with sweep_lock(self._sweep), ExitStack() as stack:
-            remove_dead_writes(self._sweep)
             self._remaining = RemainingRuns(
                 self._specs, self._sweep, statuses_to_retry(config.launcher.retry)
             )
@@ -432,8 +431,9 @@ class Launcher:
         self._claims.release(run.spec.run_id, status.status)
         self._oom.learn(run.spec)
         failed = run.spec if status.status is Status.FAILED else None
-        self._settle(RunResult.of(run.folder, status), failed)
-        self._progress.run_ended(run, status)
+        result = RunResult.of(run.folder, status)
+        self._settle(result, failed)
+        self._progress.run_ended(run.spec, status, result.untimed, time.monotonic() - run.began)
 
     def _give_up(self, run_id: str) -> None:
         """Settle a run that another launcher has taken over, as this one was cut off."""

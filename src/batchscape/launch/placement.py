@@ -23,7 +23,7 @@ from batchscape.record.status import RunStatus
 from batchscape.train.timeline import Timeline
 
 if TYPE_CHECKING:
-    from batchscape.launch.active import ActiveRun
+    from batchscape.launch.attempt import ActiveRun
     from batchscape.plan.machine import Machine
 
 _PAUSE_S = 1.0
@@ -117,7 +117,7 @@ class Placement:
             left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
             if left_s is None:
                 left_s = self.expected_s(run.spec) - (time.monotonic() - run.began)
-            runs.append((run.lease.ranks, left_s))
+            runs.append((run.spec.geometry.data_parallel_size, left_s))
         ordered = list(queue)
         if self._launcher.concurrent_runs > 1:
             ordered.sort(key=self._sort_key)

@@ -18,8 +18,8 @@ from rich.console import Console
 from batchscape import scheduler
 from batchscape.config import Slurm
 from batchscape.errors import BatchscapeError, LaunchError, RecordError, SchedulerError
+from batchscape.launch.attempt import write_end
 from batchscape.launch.beginnings import Branches
-from batchscape.launch.ending import write_end
 from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
@@ -262,8 +262,8 @@ class _Follower:
             if status is not None:
                 del self._open[spec.run_id]
                 folder = self._sweep.run(spec.run_id)
-                self.done[spec.run_id] = RunResult.of(folder, status)
-                self._progress.run_followed(spec, status)
+                result = self.done[spec.run_id] = RunResult.of(folder, status)
+                self._progress.run_ended(spec, status, result.untimed)
 
     def _end(self, spec: RunSpec) -> RunStatus | None:
         """Return the status of a run that is over; None while it is open or cannot be read."""
@@ -344,8 +344,7 @@ def _note_lost(spec: RunSpec, folder: RunFolder, end: RunEnd) -> bool:
         state = read_state(folder, spec, is_ours=True)
         if not state.is_lost:
             return False
-        ranks = spec.geometry.data_parallel_size
-        write_end(folder, state.record, end, ranks, ended_at=state.lost_at)
+        write_end(spec, folder, state.record, end, state.lost_at)
     except (BatchscapeError, OSError):
         return False  # the next launch meets the error again, and reports it
     finally:

@@ -17,7 +17,7 @@ from batchscape.launch.attempt import ActiveRun, Attempts
 from batchscape.launch.beginnings import Branches
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.devices import OTHER_LAUNCHER, Lease, Presence
-from batchscape.launch.failures import Failures
+from batchscape.launch.failures import equal_failures, too_many_failures
 from batchscape.launch.forkserver import ServerError, ServerKilledError, open_processes
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.oom_knowledge import OomKnowledge
@@ -144,6 +144,7 @@ class Launcher:
         self._predictions: dict[str, Mapping[str, Any]] = {}
         self._results_at_request = -1
         self._stop_reason: str | None = None
+        self._equal_failures: str | None = None
         self._retries: Counter[str] = Counter()
         self._retry_queue: list[RunSpec] = []
         self._active: dict[str, ActiveRun] = {}
@@ -166,7 +167,6 @@ class Launcher:
         if not self._specs:
             return SweepResult((), interrupted=False)
         config = self._specs[0].config
-        self._failures = Failures(self._sweep, config.launcher.max_failures)
         check_usable(self._sweep)
         with sweep_lock(self._sweep), ExitStack() as stack:
             self._remaining = RemainingRuns(
@@ -350,10 +350,10 @@ class Launcher:
         if waiting is not None and waiting in queue and self._claims.is_claimed_by_other(waiting):
             # Nobody waits for devices for a run that another launcher has.
             queue.remove(waiting)
-        if queue and (reason := self._failures.why_next(queue)):
+        if queue and self._equal_failures is not None:
             if self._active:
                 return  # how these end decides
-            self._stop(reason)
+            self._stop(self._equal_failures)
         has_slot = len(self._active) < self._specs[0].config.launcher.concurrent_runs
         ready = deque(spec for spec in queue if has_slot and self._branches.can_begin(spec))
         while self._stop_reason is None and (placed := self._placement.next(ready)) is not None:
@@ -430,9 +430,8 @@ class Launcher:
             return
         self._claims.release(run.spec.run_id, status.status)
         self._oom.learn(run.spec)
-        failed = run.spec if status.status is Status.FAILED else None
         result = RunResult.of(run.folder, status)
-        self._settle(result, failed)
+        self._settle(result)
         self._progress.run_ended(run.spec, status, result.untimed, time.monotonic() - run.began)
 
     def _give_up(self, run_id: str) -> None:
@@ -466,8 +465,10 @@ class Launcher:
         self._retry_queue.append(run.spec)
         return True
 
-    def _settle(self, result: RunResult, failed: RunSpec | None = None) -> None:
+    def _settle(self, result: RunResult) -> None:
+        """Note how a run ended, and whether the ends so far stop the launch."""
         self._results[result.run_id] = result
-        self._failures.note(result, failed)
-        if (reason := self._failures.too_many) is not None:
+        results, most = self._results.values(), self._specs[0].config.launcher.max_failures
+        if (reason := too_many_failures(results, most)) is not None:
             self._stop(reason)
+        self._equal_failures = equal_failures(results, self._sweep) if most is None else None

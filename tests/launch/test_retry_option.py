@@ -33,11 +33,7 @@ class Sweep:
         result = Launcher(
             self.folder,
             MACHINE,
-            [
-                # One whose name ends in `-other` has another setting.
-                spec_named(name, **launcher, **({"hang_s": 99.0} if "-other" in name else {}))
-                for name in names
-            ],
+            [spec_named(name, **launcher) for name in names],
             entry=ENTRY,
             method="spawn",
             console=Console(file=output, width=300),

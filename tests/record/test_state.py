@@ -11,7 +11,7 @@ import pytest
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.overview import run_progress
-from batchscape.record.state import Next, RunState, final_outcomes
+from batchscape.record.state import Next, RunState, final_end
 from batchscape.record.status import FAULTS, Attempt, Cause, Outcome, RunStatus, Status, StopReason
 
 SEALED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
@@ -108,10 +108,10 @@ def test_an_end_is_final_where_all_ranks_and_all_rows_say_so(
     folder: RunFolder, statuses: tuple[Status, ...], steps: int, is_final: bool
 ) -> None:
     train(folder, *statuses, steps=steps)
-    assert (final_outcomes(folder, 2) is not None) == is_final
+    assert (final_end(folder, 2) is not None) == is_final
     # Neither what is damaged.
     folder.outcome(0).write_text("{")
-    assert final_outcomes(folder, 2) is None
+    assert final_end(folder, 2) is None
 
 
 @pytest.mark.parametrize("resumable", [False, True])

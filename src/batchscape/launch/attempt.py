@@ -30,7 +30,7 @@ from batchscape.record.files import end_of, last_row, read_json, write_json
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.instants import now
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import RunState, decide, read_state
+from batchscape.record.state import LOST, RunState, decide, read_state
 from batchscape.record.status import (
     Attempt,
     Cause,
@@ -62,7 +62,6 @@ END_GRACE_S = 300.0
 """Time for the other ranks once one has come to the end, completed or diverged."""
 
 _LOG_TAIL_BYTES = 4096
-_LOST = RunEnd(Status.INTERRUPTED, reason="the launcher died", cause=Cause.INTERRUPTED)
 
 
 @dataclass
@@ -481,7 +480,7 @@ class Attempts:
         """Write the files of an attempt that begins into the folder of a run; return its status."""
         folder, before = state.folder, deepcopy(state.record)
         if state.is_lost and before.attempts:
-            before.note_end(_LOST, state.lost_at)
+            before.note_end(LOST, state.lost_at)
         attempts = before.attempts
         remove_dead_writes(folder)
         for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):

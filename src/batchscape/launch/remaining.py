@@ -20,7 +20,7 @@ from batchscape.record.disk import read_each
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import hold
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import Next, decide, final_outcomes, read_state
+from batchscape.record.state import Next, final_end, read_state
 from batchscape.record.status import FAULTS, RunStatus, Status
 from batchscape.record.tables import clear_away, verify_seal
 from batchscape.text import count_text, list_text
@@ -272,39 +272,15 @@ class RemainingRuns:
         # A fault is repeated once a launch, and not where another launcher has repeated it.
         is_new = len(state.record.attempts) != self._attempts[spec.run_id]
         next_step = state.next_step(() if is_new else self._retry)
-        if next_step is Next.SEAL and _seal_from_rows(spec, folder, state.record):
-            return RunResult.of(folder, state.record)
+        if next_step is Next.SEAL and (end := final_end(folder, spec.processes)) is not None:
+            with suppress(RecordError):  # where its rows are damaged, it is trained again
+                write_end(spec, folder, state.record, *end)
+                return RunResult.of(folder, state.record)
         if next_step is Next.SKIP:
             clear_away(folder)  # its launcher may have died right after the seal
         if next_step in {Next.SKIP, Next.LEAVE, Next.REJECT}:
             return RunResult.of(folder, state.record, by_another=True)
         return None
-
-
-def _seal_from_rows(spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
-    """Seal a run that was trained to its end, where only the seal could not be written.
-
-    The caller holds the lock of the run. Some tables may be Parquet already; they are made again
-    from the lines.
-
-    Returns
-    -------
-    bool
-        Whether the run is sealed now; False where its rows are damaged.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written, still.
-    """
-    outcomes = final_outcomes(folder, spec.processes) or {}
-    ended_at = max(outcome.at for outcome in outcomes.values())
-    run_end = decide(len(outcomes), outcomes, {})
-    try:
-        write_end(spec, folder, status, run_end, ended_at)
-    except RecordError:
-        return False
-    return status.status.is_sealed
 
 
 def _make_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunStatus:

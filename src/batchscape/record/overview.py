@@ -24,13 +24,13 @@ from rich.text import Text
 from batchscape.errors import RecordError
 from batchscape.outgoing import outgoing_json
 from batchscape.record.disk import read_each
-from batchscape.record.files import last_row, read_json
+from batchscape.record.files import last_row
 from batchscape.record.folder import RunFolder, SweepFolder, no_runs
 from batchscape.record.instants import file_age_s
 from batchscape.record.locks import is_held
 from batchscape.record.state import Next, RunState, read_state
 from batchscape.record.status import FAULTS, Cause, Status, StopReason
-from batchscape.record.timing import untimed_text, why_untimed
+from batchscape.record.timing import untimed_text, why_run_untimed
 from batchscape.record.trial_counts import TrialCounts, count_trials
 from batchscape.text import count_text, duration_text
 
@@ -189,31 +189,30 @@ def run_progress(folder: RunFolder) -> RunProgress:
 
 def _progress(state: RunState) -> RunProgress:
     folder, record = state.folder, state.record
-    is_running, is_completed = state.status == Status.RUNNING, state.status == Status.COMPLETED
+    end = state.shown
+    is_running, is_completed = end.status is Status.RUNNING, end.status is Status.COMPLETED
     row = {} if record.seal else last_row(folder.lines("steps"))
     loss = record.summary.get("final_loss") if record.seal else row.get("loss")
-    has_launch = record.status in {Status.COMPLETED, Status.RUNNING} and folder.launch.exists()
-    launch = read_json(folder.launch) if has_launch else {}
     steps = (state.config.get("resolved") or {}).get("optimizer_steps")
     return RunProgress(
         run_id=folder.path.name,
-        status=str(state.status),
+        status=str(end.status),
         optimizer_step=(
             record.summary.get("optimizer_steps") if record.seal else row.get("optimizer_step")
         ),
         optimizer_steps=steps,
         loss=None if loss is None or math.isnan(loss) else loss,
         age_s=file_age_s(folder.lines("steps")) if row else None,
-        reason=state.reason,
-        cause=state.cause,
-        stop_reason=record.stop_reason,
-        rank=record.rank,
-        phase=record.phase,
+        reason=end.reason,
+        cause=end.cause,
+        stop_reason=end.stop_reason,
+        rank=end.rank,
+        phase=end.phase,
         attempts=len(record.attempts),
         checkpoint_step=None if record.seal else folder.checkpoint_step,
         left_s=remaining_s(row, steps) if is_running else None,
         launcher=state.holder if is_running else None,
-        untimed=why_untimed(launch, record.summary) if is_completed else None,
+        untimed=why_run_untimed(folder, record) if is_completed else None,
         next=state.next_step(),
     )
 

@@ -169,7 +169,8 @@ def killed_by(what: str, number: int) -> str:
     return f"{what} was killed by {name}{unasked}"
 
 
-_LAUNCHER_GONE = "the launcher is gone; the same command goes on"
+LOST = RunEnd(Status.INTERRUPTED, reason="the launcher died", cause=Cause.INTERRUPTED)
+"""End of an attempt that nobody could write."""
 
 
 class Next(StrEnum):
@@ -221,7 +222,7 @@ class RunState:
             return Next.WAIT
         if status is Status.REJECTED:
             return Next.REJECT
-        if self.record.attempts and final_outcomes(self.folder, self.processes) is not None:
+        if self.record.attempts and final_end(self.folder, self.processes) is not None:
             return Next.SEAL
         if status in FAULTS and status not in retry:
             return Next.LEAVE
@@ -232,11 +233,6 @@ class RunState:
         """Whether another attempt goes on; else the ranks drop the rows and begin again."""
         by_itself = self.is_resumable and bool(self.record.attempts)
         return by_itself or self.folder.checkpoint_step is not None
-
-    @property
-    def is_between_attempts(self) -> bool:
-        """Whether an attempt has ended, and its launcher keeps the run for the next one."""
-        return self.record.status is Status.INTERRUPTED and self.holder is not None
 
     @property
     def is_lost(self) -> bool:
@@ -250,25 +246,11 @@ class RunState:
         return max(self.record.attempts[-1].started_at, self.folder.written_at)
 
     @property
-    def status(self) -> Status:
-        """Its status as it is shown, which depends on its holder as well."""
-        if self.is_between_attempts:
-            return Status.RUNNING
-        return Status.INTERRUPTED if self.is_lost else self.record.status
-
-    @property
-    def cause(self) -> Cause | None:
-        """Cause of its end, where it has ended and did not complete."""
-        if self.is_between_attempts:
-            return None
-        return Cause.INTERRUPTED if self.is_lost else self.record.cause
-
-    @property
-    def reason(self) -> str | None:
-        """The cause in words."""
-        if self.is_between_attempts:
-            return None
-        return _LAUNCHER_GONE if self.is_lost else self.record.reason
+    def shown(self) -> RunEnd:
+        """Its status, cause and reason as they are shown, which depend on its holder as well."""
+        if self.record.status is Status.INTERRUPTED and self.holder is not None:
+            return RunEnd(Status.RUNNING)  # its launcher keeps it for the next attempt
+        return LOST if self.is_lost else self.record
 
 
 def read_state(
@@ -312,8 +294,8 @@ def read_state(
     return RunState(folder, record, holder, processes, is_resumable, config)
 
 
-def final_outcomes(folder: RunFolder, processes: int) -> Mapping[int, Outcome] | None:
-    """Return the outcomes of a run that was trained to its end; None where it was not.
+def final_end(folder: RunFolder, processes: int) -> tuple[RunEnd, float] | None:
+    """Return how a run ended that was trained to its end, and when; None where it was not.
 
     Parameters
     ----------
@@ -323,9 +305,10 @@ def final_outcomes(folder: RunFolder, processes: int) -> Mapping[int, Outcome] |
 
     Returns
     -------
-    mapping of int to Outcome, or None
-        None unless the ranks of the latest attempt agree on a final end, and the rows of all steps
-        exist.
+    end : RunEnd
+    ended_at : float
+        In seconds since the epoch. None instead of both unless the ranks of the latest attempt
+        agree on a final end, and the rows of all steps exist.
     """
     outcomes: dict[int, Outcome] = {}
     try:
@@ -339,7 +322,9 @@ def final_outcomes(folder: RunFolder, processes: int) -> Mapping[int, Outcome] |
         return None
     if any(outcome.optimizer_step != done for outcome in outcomes.values()):
         return None
-    return outcomes if decide(processes, outcomes, {}).status.is_sealed else None
+    end = decide(processes, outcomes, {})
+    ended_at = max(outcome.at for outcome in outcomes.values())
+    return (end, ended_at) if end.status.is_sealed else None
 
 
 def unsealed(specs: Iterable[RunSpec], sweep: SweepFolder) -> list[RunSpec]:

@@ -29,7 +29,7 @@ from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, statuses_to_
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.launch.scratch import scratch_folder
-from batchscape.record.disk import check_usable, explained, read_each
+from batchscape.record.disk import check_usable, explained
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import sweep_lock
@@ -238,11 +238,8 @@ class Launcher:
                 self._progress.warn,
                 own_share=self._branches.own_share,
             )
-            over = [s for s in self._remaining.specs if s.run_id in self._remaining.settled]
-            paths = [self._sweep.run(spec.run_id).status for spec in over]
-            statuses = read_each(RunStatus.if_readable, paths, self._sweep.path)
-            for spec, status in zip(over, statuses, strict=True):
-                if status is not None:
+            for spec in self._remaining.specs:
+                if (status := self._remaining.statuses.get(spec.run_id)) is not None:
                     self._placement.learn(spec, status)
             self._attempts = Attempts(
                 self._sweep,

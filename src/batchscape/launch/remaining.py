@@ -197,6 +197,8 @@ class RemainingRuns:
         All runs.
     settled : dict of str to RunResult
         Runs that are not to be launched, by name.
+    statuses : dict of str to RunStatus
+        Content of `status.json` of all runs that can be read, as it was found, by name.
     missing : list of RunSpec
         The others, in their order.
     """
@@ -207,7 +209,7 @@ class RemainingRuns:
         self._sweep = sweep
         self._retry = retry
         self.specs: list[RunSpec] = []
-        self._attempts: dict[str, int] = {}
+        self.statuses: dict[str, RunStatus] = {}
         self.settled: dict[str, RunResult] = {}
         self.missing = self.add(specs)
 
@@ -235,7 +237,7 @@ class RemainingRuns:
             state = read_state(folder, spec, is_ours=True)
             if not folder.status.exists() or state.record.status is Status.REJECTED:
                 state = replace(state, record=_make_pending(spec, folder, self._sweep))
-            self._attempts[spec.run_id] = len(state.record.attempts)
+            self.statuses[spec.run_id] = state.record
             next_step = state.next_step(self._retry)
             if next_step is Next.SKIP:
                 verify_seal(folder, state.record)
@@ -270,7 +272,7 @@ class RemainingRuns:
         folder = self._sweep.run(spec.run_id)
         state = read_state(folder, spec, is_ours=True)
         # A fault is repeated once a launch, and not where another launcher has repeated it.
-        is_new = len(state.record.attempts) != self._attempts[spec.run_id]
+        is_new = len(state.record.attempts) != len(self.statuses[spec.run_id].attempts)
         next_step = state.next_step(() if is_new else self._retry)
         if next_step is Next.SEAL and (end := final_end(folder, spec.processes)) is not None:
             with suppress(RecordError):  # where its rows are damaged, it is trained again

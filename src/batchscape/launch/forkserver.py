@@ -284,7 +284,6 @@ PRELOADED = (
 class _Group:
     """Process group of one run."""
 
-    run: str
     leader: int
     """Number of the group; no other group can have it until the last member is reaped."""
     ranks: dict[int, int]
@@ -414,7 +413,7 @@ class _ForkServer:
             if pid == 0:
                 self._become_rank(start, rank, group.leader if group else 0, mask)
             if group is None:
-                group = self._groups[start.run] = _Group(start.run, pid, {})
+                group = self._groups[start.run] = _Group(pid, {})
             group.ranks[pid] = rank
             # The child does the same; whichever is first, neither goes on outside of the group.
             with contextlib.suppress(OSError):
@@ -454,8 +453,8 @@ class _ForkServer:
             if ended is None:
                 return
             pid, at = ended.si_pid, now()
-            groups = self._groups.values()
-            group = next((candidate for candidate in groups if pid in candidate.ranks), None)
+            of_run = (item for item in self._groups.items() if pid in item[1].ranks)
+            run, group = next(of_run, ("", None))
             if group is not None and len(group.ranks) == 1:
                 os.killpg(group.leader, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -463,10 +462,10 @@ class _ForkServer:
                 continue
             rank = group.ranks.pop(pid)
             if not group.ranks:
-                del self._groups[group.run]
+                del self._groups[run]
                 if not self._groups:
                     _kill_descendants()
-            self._send(run=group.run, rank=rank, code=code, at=at)
+            self._send(run=run, rank=rank, code=code, at=at)
 
     def _send(self, **message: object) -> None:
         # `serve` notices a launcher that is gone when it waits for the next message.

@@ -181,7 +181,7 @@ class Launcher:
             self._branches = Branches(sharing, self._sweep, self._is_open)
             if missing:
                 stack.enter_context(self._presence)
-                with self._interrupts:
+                with self._interrupts.counted():
                     self._launch(missing)
             if not self._is_part:
                 self._branches.remove_unneeded()

@@ -10,7 +10,7 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -342,38 +342,42 @@ def overview_text(sweep: Overview) -> RenderableType:
         parts.append(Text(untimed_text(untimed, completed)))
     if running := sweep.with_status(Status.RUNNING):
         parts += [_title("Running now"), _running_table(running)]
-    parts += _fault_parts(sweep)
-    if unread := sweep.with_status(UNREADABLE):
-        parts += _section("Cannot be read", [f"{run.run_id}: {run.reason}" for run in unread])
-        parts.append(_line(f"What to do: {unread[0].advice}"))
-    stopped = sweep.with_status(Status.INTERRUPTED)
-    over = sweep.with_status(Status.DIVERGED, Status.PRUNED)
-    reasons = Counter(run.reason for run in sweep.with_status(Status.REJECTED))
-    completed = sweep.with_status(Status.COMPLETED)
-    for title, lines in (
-        ("Interrupted", [_interrupted_text(run) for run in stopped]),
-        (
-            "Over, without having reached their budget",
-            [f"{run.run_id} {run.status}: {run.reason}" for run in over],
-        ),
-        (
-            "Rejected runs",
-            [
-                f"{count}: {reason or 'for an unknown reason'}"
-                for reason, count in reasons.most_common()
-            ],
-        ),
-        ("Completed", [_completed_text(run) for run in completed]),
-    ):
-        parts += _section(title, lines)
+    for title, lines, advice in _sections(sweep):
+        if not lines:
+            continue
+        parts += [_title(title), *map(_line, lines[:_MOST_LISTED])]
+        unlisted = len(lines) - _MOST_LISTED
+        if unlisted > 0:
+            parts.append(_line(f"and {unlisted} more; --json lists all"))
+        if advice:
+            parts.append(_line(f"What to do: {advice}"))
     return Group(*parts, Text(""), Text(_next_text(sweep)))
 
 
-def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
-    if not lines:
-        return []
-    listed = [_line(line) for line in lines[:_MOST_LISTED]]
-    return [_title(title), *listed, *_lines_left_out(len(lines))]
+def _sections(sweep: Overview) -> Iterator[tuple[str, list[str], str]]:
+    """Yield title, lines and advice of each section, the most urgent first; some have no lines."""
+
+    def kind(run: RunProgress) -> tuple[str, str, str]:
+        return run.status, run.cause or "", run.advice
+
+    faults = sorted(sweep.with_status(*FAULTS), key=kind)
+    for (status, cause, advice), group in groupby(faults, kind):
+        lines = list(map(_fault_text, group))
+        words = str(cause or status).replace("_", " ")
+        is_failed = cause and status == Status.FAILED
+        title = f"Failed: {words}" if is_failed else words.capitalize()
+        yield f"{title} ({len(lines)})", lines, advice
+    unread = [f"{run.run_id}: {run.reason}" for run in sweep.with_status(UNREADABLE)]
+    yield "Cannot be read", unread, UNREADABLE_ADVICE
+    stopped = sweep.with_status(Status.INTERRUPTED)
+    yield "Interrupted", list(map(_interrupted_text, stopped)), ""
+    over = sweep.with_status(Status.DIVERGED, Status.PRUNED)
+    lines = [f"{run.run_id} {run.status}: {run.reason}" for run in over]
+    yield "Over, without having reached their budget", lines, ""
+    reasons = Counter(run.reason for run in sweep.with_status(Status.REJECTED))
+    lines = [f"{n}: {reason or 'for an unknown reason'}" for reason, n in reasons.most_common()]
+    yield "Rejected runs", lines, ""
+    yield "Completed", list(map(_completed_text, sweep.with_status(Status.COMPLETED))), ""
 
 
 def _trial_lines(trials: TrialCounts) -> Iterator[str]:
@@ -388,13 +392,8 @@ def _title(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
-def _line(text: str, indent: int = 2) -> Padding:
-    return Padding(Text(text), (0, 0, 0, indent), expand=False)
-
-
-def _lines_left_out(count: int) -> list[Padding]:
-    unlisted = count - _MOST_LISTED
-    return [_line(f"and {unlisted} more; --json lists all")] if unlisted > 0 else []
+def _line(text: str) -> Padding:
+    return Padding(Text(text), (0, 0, 0, 2), expand=False)
 
 
 def _running_table(runs: list[RunProgress]) -> Table:
@@ -418,28 +417,13 @@ def _step_text(run: RunProgress) -> str:
     return f"{run.optimizer_step or 0}/{run.optimizer_steps}"
 
 
-def _fault_parts(sweep: Overview) -> Iterator[RenderableType]:
-
-    def kind(run: RunProgress) -> tuple[str, str, str]:
-        return run.status, run.cause or "", run.advice
-
-    for (status, cause, what_to_do), group in groupby(
-        sorted(sweep.with_status(*FAULTS), key=kind), kind
-    ):
-        runs = list(group)
-        words = str(cause or status).replace("_", " ")
-        failed = "Failed: " if cause and status == Status.FAILED else ""
-        yield _title(f"{failed}{words if failed else words.capitalize()} ({len(runs)})")
-        for run in runs[:_MOST_LISTED]:
-            parts = [] if run.optimizer_step is None else [f"step {_step_text(run)}"]
-            if run.rank is not None:
-                parts.append(f"rank {run.rank}" + (f" in {run.phase}" if run.phase else ""))
-            if run.attempts > 1:
-                parts.append(f"{run.attempts} attempts")
-            yield _line(f"{run.run_id}  {', '.join(parts)}")
-            yield _line(run.reason or "for an unknown reason", indent=4)
-        yield from _lines_left_out(len(runs))
-        yield _line(f"What to do: {what_to_do}")
+def _fault_text(run: RunProgress) -> str:
+    parts = [] if run.optimizer_step is None else [f"step {_step_text(run)}"]
+    if run.rank is not None:
+        parts.append(f"rank {run.rank}" + (f" in {run.phase}" if run.phase else ""))
+    if run.attempts > 1:
+        parts.append(f"{run.attempts} attempts")
+    return f"{run.run_id}  {', '.join(parts)}\n  {run.reason or 'for an unknown reason'}"
 
 
 def _completed_text(run: RunProgress) -> str:

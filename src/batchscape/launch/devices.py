@@ -190,14 +190,23 @@ class DeviceLocks:
         Name of a device on the whole machine, by its number here.
     warn : callable
         Takes the warning that there can be no locks, once.
+    is_needed : bool
+        Whether other launchers may take these devices; else none is kept off.
     """
 
-    def __init__(self, kind: str, names: Mapping[int, str], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        names: Mapping[int, str],
+        warn: Callable[[str], None],
+        *,
+        is_needed: bool = True,
+    ) -> None:
         self.folder = public_folder("batchscape-devices")
         self._kind, self.names, self._warn = kind, names, warn
         self._held: dict[int, Lock] = {}
         self._waiting: Lock | None = None
-        self._usable = True
+        self._usable = is_needed
 
     def take(self, device: int) -> bool:
         """Take a device, if this launcher does not hold it; False while another one holds it."""
@@ -248,18 +257,14 @@ class DevicePool:
 
     Parameters
     ----------
-    devices : iterable of int
-        Numbers of the devices, all different.
+    locks : DeviceLocks
+        Of these devices; keeps other launchers off those that runs are on.
     runs_per_device : int
         Runs that may share a device.
-    locks : DeviceLocks, optional
-        Keeps other launchers off the devices that runs are on.
     """
 
-    def __init__(
-        self, devices: Iterable[int], runs_per_device: int = 1, locks: DeviceLocks | None = None
-    ) -> None:
-        self.devices = tuple(devices)
+    def __init__(self, locks: DeviceLocks, runs_per_device: int = 1) -> None:
+        self.devices = tuple(locks.names)
         self._locks = locks
         self._room = dict.fromkeys(self.devices, runs_per_device)
         """How many more runs each device takes."""
@@ -281,11 +286,11 @@ class DevicePool:
         devices, elsewhere = list[int](), list[int]()
         for device in sorted(self.devices, key=lambda device: -self._room[device]):
             if len(devices) < width and self._room[device]:
-                is_ours = self._locks is None or self._is_used(device) or self._locks.take(device)
+                is_ours = self._is_used(device) or self._locks.take(device)
                 (devices if is_ours else elsewhere).append(device)
         self.waits_for_others = len(devices) < width and bool(elsewhere)
         if len(devices) < width:
-            names = {} if self._locks is None else self._locks.names
+            names = self._locks.names
             first = min((names[device] for device in elsewhere), default=None)
             self._unlock_unused(d for d in devices if first is not None and names[d] > first)
             return None
@@ -293,8 +298,7 @@ class DevicePool:
             self._room[device] -= 1
         self._unlock_unused(self.devices)
         devices.sort(key=self.devices.index)
-        locks = () if self._locks is None else self._locks.descriptors(devices)
-        return Lease(tuple(devices), ranks, locks)
+        return Lease(tuple(devices), ranks, self._locks.descriptors(devices))
 
     def release(self, lease: Lease) -> None:
         """Give the devices of a lease back.
@@ -321,5 +325,5 @@ class DevicePool:
 
     def _unlock_unused(self, devices: Iterable[int]) -> None:
         for device in devices:
-            if self._locks is not None and not self._is_used(device):
+            if not self._is_used(device):
                 self._locks.give_back(device)

@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> ActiveRun:
         status=RunStatus(Status.RUNNING, attempts=[Attempt(0.0, 0), Attempt(1.0, 0)]),
         processes=Spawned(),
         log_offset=0,
-        hangs=HangWatch(place, 2, spec.config.launcher, is_program=False),
+        hangs=HangWatch(place, spec),
     )
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchscape.config import Command
 from batchscape.errors import DiskError, LaunchError, RecordError
 from batchscape.launch.beginnings import Branches
 from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT, Start
@@ -202,7 +201,7 @@ class ActiveRun:
                 self._keep_stacks()
                 self.processes.signal(self.spec.run_id, signal.SIGTERM)
                 # The watcher of a program has to end the program first.
-                self._kill_within(self.stop_grace_s if self.hangs.is_program else PEER_GRACE_S)
+                self._kill_within(self.stop_grace_s if self.spec.is_program else PEER_GRACE_S)
         elif self.stop is None and not self.exits:
             hang = self.hangs.look(at)
             if hang is not None:
@@ -210,7 +209,7 @@ class ActiveRun:
                     Status.FAILED, reason=hang.reason, cause=Cause.HANG, rank=hang.rank
                 )
                 self._stacks_at = at
-                if not self.hangs.is_program:
+                if not self.spec.is_program:
                     self._stacks_at += STACKS_GRACE_S
                     self.processes.signal(self.spec.run_id, signal.SIGUSR1)
 
@@ -398,16 +397,9 @@ class Attempts:
         state = read_state(folder, spec, is_ours=True)
         launch = self._launch_record(spec, state, lease, others=others)
         # Ranks meet where no earlier attempt has left files.
-        meeting, is_program = launch["rendezvous"], isinstance(spec.config.engine, Command)
-        on_this_node = spec.geometry.devices_per_node
+        meeting = launch["rendezvous"]
         try:
-            hangs = HangWatch(
-                meeting,
-                min(spec.processes, on_this_node),
-                spec.config.launcher,
-                is_program=is_program,
-                has_others=spec.processes > on_this_node,
-            )
+            hangs = HangWatch(meeting, spec)
         except OSError as error:
             # The disk of temporary files may be full while that of the sweep is not.
             raise disk_error(error, Path(meeting)) from error
@@ -419,7 +411,7 @@ class Attempts:
             run_dir=str(folder.path.absolute()),
             log=str(folder.log.absolute()),
             ranks=spec.processes,
-            entry=COMMAND_WORKER if is_program else self._entry,
+            entry=COMMAND_WORKER if spec.is_program else self._entry,
             environment={"CUDA_VISIBLE_DEVICES": ",".join(uuids)},
             watched=meeting,
         )
@@ -492,13 +484,8 @@ class Attempts:
         if prediction is not None and not attempts:
             write_json(folder.prediction, dict(prediction))
         write_json(folder.launch, launch)
-        engine = spec.config.engine
-        if (
-            isinstance(engine, Command)
-            and not engine.resumable
-            and folder.log.exists()
-            and attempts
-        ):
+        begins_again = spec.is_program and not spec.is_resumable_program
+        if begins_again and attempts and folder.log.exists():
             # A program that begins again begins a new log: its losses may be read from the log.
             folder.log.rename(folder.log.with_name(f"log-{len(attempts) - 1}.txt"))
         # An attempt begins after the earlier ones, whatever the clock says.

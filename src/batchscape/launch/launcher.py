@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
-from batchscape.config import Command, NoTracker, Transformers
+from batchscape.config import NoTracker, Transformers
 from batchscape.errors import BatchscapeError, DiskError, LaunchError
 from batchscape.launch.attempt import ActiveRun, Attempts
 from batchscape.launch.beginnings import Branches
@@ -200,9 +200,8 @@ class Launcher:
             return self._interrupts.count > 0
 
         with ExitStack() as stack:
-            configs = [spec.config for spec in missing]
-            are_programs = all(isinstance(config.engine, Command) for config in configs)
-            is_slow = any(isinstance(config.model, Transformers) for config in configs)
+            are_programs = all(spec.is_program for spec in missing)
+            is_slow = any(isinstance(spec.config.model, Transformers) for spec in missing)
             try:
                 processes = self._opens(
                     COMMAND_WORKER if are_programs else self._entry,

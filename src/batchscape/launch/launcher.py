@@ -366,23 +366,26 @@ class Launcher:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
         try:
             claim = self._claims.take(spec)
-            if claim is not None and not isinstance(claim, RunResult):
-                refusal = self._oom.refusal(spec)
-                if refusal is None:
-                    self._presence.show()
-                    others = self._presence.others()
-                    run = self._attempts.begin(spec, lease, claim, others=others)
-                    # A server that died meanwhile was replaced by this start.
-                    if self._processes.note is not None:
-                        self._progress.warn(self._processes.note)
-                        self._processes.note = None
-                    return run
+            if claim is None:
+                return None
+            if isinstance(claim, RunResult):
+                self._oom.learn(spec)
+                self._settle(claim)
+                self._progress.run_settled(claim)
+                return None
+            if (refusal := self._oom.refusal(spec)) is not None:
                 self._reject(spec, refusal)
                 return None
+            self._presence.show()
+            run = self._attempts.begin(spec, lease, claim, others=self._presence.others())
+            # A server that died meanwhile was replaced by this start.
+            if self._processes.note is not None:
+                self._progress.warn(self._processes.note)
+                self._processes.note = None
+            return run
         except ServerError as error:
             self._stop(f"no process can be started any more: {error}")
             self._claims.release(spec.run_id, Status.PENDING)
-            return None
         except (BatchscapeError, OSError) as error:
             self._claims.release(spec.run_id, Status.FAILED)
             cause = explained(error, self._sweep.path)
@@ -390,14 +393,7 @@ class Launcher:
                 self._stop_for_the_disk(str(cause))  # the run is as open as it was
             else:
                 log = self._sweep.run(spec.run_id).log
-                result = RunResult(spec.run_id, Status.FAILED, str(error), log)
-                self._settle(result)
-                self._progress.run_refused(result)
-            return None
-        if claim is not None:
-            self._oom.learn(spec)
-            self._settle(claim)
-            self._progress.run_settled(claim)
+                self._refuse(RunResult(spec.run_id, Status.FAILED, str(error), log))
         return None
 
     def _reject(self, spec: RunSpec, reason: str) -> None:
@@ -407,9 +403,7 @@ class Launcher:
         status = RunStatus(Status.REJECTED, reason=reason, cause=Cause.OUT_OF_MEMORY)
         status.write(folder.status)
         self._claims.release(spec.run_id, status.status)
-        result = RunResult.of(folder, status)
-        self._settle(result)
-        self._progress.run_refused(result)
+        self._refuse(RunResult.of(folder, status))
 
     def _end(self, run: ActiveRun, status: RunStatus) -> None:
         """Give back the devices of a run that has ended; settle it, unless it is tried again."""
@@ -440,7 +434,10 @@ class Launcher:
             run.hangs.close()
             self._placement.release(run.spec)
         log = self._sweep.run(run_id).log
-        result = RunResult(run_id, Status.INTERRUPTED, reason, log, by_another=True)
+        self._refuse(RunResult(run_id, Status.INTERRUPTED, reason, log, by_another=True))
+
+    def _refuse(self, result: RunResult) -> None:
+        """Settle a run that does not begin here, or not to its end."""
         self._settle(result)
         self._progress.run_refused(result)
 

@@ -161,15 +161,23 @@ def note_rows(
         if status.stop_reason is StopReason.TIMED:
             status.summary["final_loss"] = None  # of its last steps, which are not the end
         if status.attempts:
-            steps, attempt = tables["steps"], len(status.attempts) - 1
-            own = steps.loc[steps["attempt"] == attempt, "optimizer_step"]
-            latest = int(steps["optimizer_step"].iloc[-1]) if len(steps) else 0
-            began = int(own.iloc[0]) - 1 if len(own) else latest
-            status.attempts[-1].from_optimizer_step = began
+            before = _steps_before(tables["steps"], len(status.attempts) - 1)
+            status.attempts[-1].from_optimizer_step = before
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
         raise DamageError(msg) from error
     return tables
+
+
+def _steps_before(steps: pd.DataFrame, attempt: int) -> int:
+    """Return the optimizer steps done before an attempt, by the rows that it kept."""
+    if steps[["attempt", "optimizer_step"]].isna().any(axis=None):
+        msg = "a row lacks its attempt or optimizer step"
+        raise ValueError(msg)
+    own = steps.loc[steps["attempt"] == attempt, "optimizer_step"]
+    if len(own):
+        return int(own.iloc[0]) - 1
+    return int(steps["optimizer_step"].iloc[-1]) if len(steps) else 0
 
 
 def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.DataFrame]) -> None:

@@ -345,7 +345,8 @@ def overview_text(sweep: Overview) -> RenderableType:
     for title, lines, advice in _sections(sweep):
         if not lines:
             continue
-        parts += [_title(title), *map(_line, lines[:_MOST_LISTED])]
+        parts.append(_title(title))
+        parts += [_line(text) for line in lines[:_MOST_LISTED] for text in line.split("\n")]
         unlisted = len(lines) - _MOST_LISTED
         if unlisted > 0:
             parts.append(_line(f"and {unlisted} more; --json lists all"))

@@ -174,9 +174,9 @@ def _steps_before(steps: pd.DataFrame, attempt: int) -> int:
     if steps[["attempt", "optimizer_step"]].isna().any(axis=None):
         msg = "a row lacks its attempt or optimizer step"
         raise ValueError(msg)
-    own = steps.loc[steps["attempt"] == attempt, "optimizer_step"]
-    if len(own):
-        return int(own.iloc[0]) - 1
+    of_attempt = steps.loc[steps["attempt"] == attempt, "optimizer_step"]
+    if len(of_attempt):
+        return int(of_attempt.iloc[0]) - 1
     return int(steps["optimizer_step"].iloc[-1]) if len(steps) else 0
 
 

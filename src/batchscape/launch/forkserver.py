@@ -34,7 +34,6 @@ import psutil
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import (
-    MOST_DESCRIPTORS,
     WORKER,
     Start,
     live,
@@ -47,6 +46,9 @@ from batchscape.system import adopt_orphans, die_first, end_with_parent, threads
 
 _BOOT_LIMIT_S = 600.0
 """Longest time for a new server to import everything; a slow file system takes a minute or two."""
+
+_MOST_DESCRIPTORS = 250
+"""Locks of one run that a server takes; the system passes 253 in one message."""
 
 
 class _UnsafeToForkError(LaunchError):
@@ -143,7 +145,7 @@ class Forked(Processes):
         self._living[start.run] = set(start.numbers)
         try:
             # The first locks matter most; the launcher holds all of them anyway.
-            self._send(asdict(start), keep_open[:MOST_DESCRIPTORS])
+            self._send(asdict(start), keep_open[:_MOST_DESCRIPTORS])
         except OSError as error:
             # The message was not sent: nobody will report the end of these ranks.
             del self._living[start.run]
@@ -379,7 +381,7 @@ class _ForkServer:
 
     def _answer(self) -> bool:
         try:
-            message, inherited, _, _ = socket.recv_fds(self._channel, 1 << 20, MOST_DESCRIPTORS)
+            message, inherited, _, _ = socket.recv_fds(self._channel, 1 << 20, _MOST_DESCRIPTORS)
         except ConnectionError:
             return False
         if not message:

@@ -160,23 +160,6 @@ class RunProgress:
         return STATUS_ADVICE[status]
 
 
-def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
-    """Return the progress of every run of a sweep, by name.
-
-    A run that claims to be running while no launcher is at work is shown as interrupted.
-
-    Raises
-    ------
-    RecordError
-        If the folder holds no runs.
-    """
-    folders = sweep.run_folders()
-    if not folders:
-        msg = no_runs(sweep.path)
-        raise RecordError(msg)
-    return read_each(run_progress, folders, sweep.path)
-
-
 def run_progress(folder: RunFolder) -> RunProgress:
     """Read the progress of a run; read again where its launcher may have written meanwhile."""
     with contextlib.suppress(RecordError, OSError):
@@ -307,7 +290,11 @@ def overview(sweep: SweepFolder) -> Overview:
         planned = [row["run_id"] for row in rows if row["planned"] == "launch"]
     except (OSError, ValueError, KeyError, csv.Error):
         planned = []  # the plan is derived: a damaged one counts for nothing
-    runs = sweep_progress(sweep) if sweep.run_folders() or not planned else []
+    folders = sweep.run_folders()
+    if not folders and not planned:
+        msg = no_runs(sweep.path)
+        raise RecordError(msg)
+    runs = read_each(run_progress, folders, sweep.path)
     names = {run.run_id for run in runs}
     runs += [RunProgress(name, str(Status.PENDING)) for name in planned if name not in names]
     # A search works between its launches too, and on its trials in another folder.

@@ -30,9 +30,9 @@ from hypothesis import settings
 from batchscape.config import DataSettings, RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.geometry import solve
-from batchscape.launch import forked
+from batchscape.launch import forkserver
 from batchscape.launch.child import WORKER, Start
-from batchscape.launch.forked import Forked
+from batchscape.launch.forkserver import Forked
 from batchscape.record.files import write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import DataIdentity, RunSpec, Stage
@@ -149,7 +149,7 @@ def warm_interpreter() -> Iterator[list[WarmInterpreter]]:
         return warm[0].start_interpreter(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forked, "start_interpreter", start)
+        patch.setattr(forkserver, "start_interpreter", start)
         yield warm
     for interpreter in warm:
         interpreter.close()

@@ -17,12 +17,10 @@ from batchscape.compose import compose
 from batchscape.config import Batch, Budget, Command, JsonlMetrics, Local, RunConfig
 from batchscape.config.explain import meaning_of, values_of
 from batchscape.config.settings import SETTINGS
-from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
-from batchscape.record.state import verify_seal
-from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load
+from batchscape.record.status import Cause, RunStatus, Status
+from batchscape.record.tables import load, verify_seal
 
 Captured = pytest.CaptureFixture[str]
 QUICK = [

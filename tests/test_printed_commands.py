@@ -17,7 +17,7 @@ from batchscape.analysis.report.write import write_report
 from batchscape.cli import main
 from batchscape.compose import compose
 from batchscape.data.corpus import prepare
-from batchscape.launch.attempts import OTHER_LAUNCHER
+from batchscape.launch.devices import OTHER_LAUNCHER
 from batchscape.plan.build import make_plan
 from batchscape.plan.machine import Machine
 from batchscape.record.commands import LaunchedRun, again, command_of, more_seeds, time_again

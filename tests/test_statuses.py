@@ -19,20 +19,19 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.config import RunConfig
-from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.overview import (
     CAUSE_ADVICE,
     STATES,
     STATUS_ADVICE,
+    UNREADABLE,
     UNREADABLE_ADVICE,
     Overview,
-    advice,
+    RunProgress,
 )
-from batchscape.record.progress import RunProgress
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import UNREADABLE, Next
-from batchscape.record.status import Attempt, RunStatus, Status
+from batchscape.record.state import Next
+from batchscape.record.status import Attempt, Cause, RunStatus, Status
 
 PAGE = Path(__file__).parents[1] / "docs" / "statuses.md"
 
@@ -80,10 +79,13 @@ def test_every_name_of_the_json_is_explained() -> None:
 
 
 def test_faults_are_told_by_their_cause() -> None:
-    assert advice(Status.FAILED, Cause.HANG) == CAUSE_ADVICE[Cause.HANG]
-    assert advice(Status.FAILED) == STATUS_ADVICE[Status.FAILED]
-    assert advice(Status.COMPLETED) == STATUS_ADVICE[Status.COMPLETED]
-    assert advice(UNREADABLE) == UNREADABLE_ADVICE
+    for status, cause, expected in (
+        (Status.FAILED, Cause.HANG, CAUSE_ADVICE[Cause.HANG]),
+        (Status.FAILED, None, STATUS_ADVICE[Status.FAILED]),
+        (Status.COMPLETED, None, STATUS_ADVICE[Status.COMPLETED]),
+        (UNREADABLE, None, UNREADABLE_ADVICE),
+    ):
+        assert RunProgress("a", str(status), cause=cause).advice == expected
 
 
 @pytest.fixture

@@ -95,7 +95,6 @@ class WarmInterpreter:
         *,
         stdin: int,
         output: IO[bytes],
-        environment: dict[str, str],
         start_new_session: bool,
     ) -> ForkedInterpreter:
         """Do as `batchscape.launch.child.start_interpreter` does for a fork server."""
@@ -104,7 +103,7 @@ class WarmInterpreter:
         return self._fork(
             {
                 "entry": arguments[1],
-                "environment": {**os.environ, **WORKER_ENVIRONMENT, **environment},
+                "environment": {**os.environ, **WORKER_ENVIRONMENT},
                 "folder": str(Path.cwd()),
             },
             [channel, output.fileno()],

@@ -25,8 +25,7 @@ from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.outgoing import outgoing
 from batchscape.record.folder import SweepFolder
 from batchscape.record.instants import now
-from batchscape.record.overview import Overview, overview
-from batchscape.record.overview_text import overview_text
+from batchscape.record.overview import Overview, overview, overview_text
 from batchscape.record.status import Status
 from batchscape.terminal import OutgoingConsole
 

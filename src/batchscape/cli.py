@@ -589,7 +589,7 @@ def _status(arguments: list[str]) -> int:
     parser.add_json()
     parsed = parser.parse_args(arguments)
     from batchscape.record.folder import SweepFolder
-    from batchscape.record.overview import overview
+    from batchscape.record.overview import overview, overview_text
 
     sweep = SweepFolder(parsed.folder)
     # A search that has no grid yet has only trials, which are shown in its place.
@@ -598,8 +598,6 @@ def _status(arguments: list[str]) -> int:
     if parsed.json:
         sys.stdout.write(state.as_json() + "\n")
         return 0
-    from batchscape.record.overview_text import overview_text
-
     _console().print(overview_text(state))
     if sweep.slurm.is_dir():
         from batchscape.launch.slurm.launch import describe_jobs

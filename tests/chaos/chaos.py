@@ -35,9 +35,12 @@ from chaos_data import DELAY  # noqa: E402
 from victims import KINDS, PHASES, Victim, find_victims, phases_of  # noqa: E402
 
 from batchscape.record.folder import SweepFolder  # noqa: E402
-from batchscape.record.state import verify_seal  # noqa: E402
 from batchscape.record.status import RunStatus, Status  # noqa: E402
-from batchscape.record.tables import load, read_table  # noqa: E402
+from batchscape.record.tables import (  # noqa: E402
+    load,
+    read_table,
+    verify_seal,
+)
 from exact import assert_same_rows  # noqa: E402
 
 SWEEP = (

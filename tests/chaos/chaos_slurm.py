@@ -22,9 +22,8 @@ sys.path += [str(Path(__file__).parents[1] / "slurm"), str(Path(__file__).parent
 from cluster import Cluster
 
 from batchscape.record.folder import SweepFolder
-from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import read_table
+from batchscape.record.tables import read_table, verify_seal
 from exact import assert_same_rows
 
 SETTINGS = (

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fake_workers import Rank
 
-from batchscape.record.outcome import Outcome
-from batchscape.record.status import Status
+from batchscape.record.status import Outcome, Status
 
 
 def consequence(rank: Rank) -> int:
@@ -20,7 +19,9 @@ def consequence(rank: Rank) -> int:
     elif not wait_for(rank.folder.outcome(0)):
         return 1
     reason = "the cause" if rank.rank == 0 else "the consequence"
-    Outcome(Status.FAILED, 0, reason=reason, phase="start").write(rank.folder, rank.rank)
+    Outcome(Status.FAILED, reason=reason, phase="start", optimizer_step=0).write(
+        rank.folder, rank.rank
+    )
     return 1
 
 

@@ -23,11 +23,10 @@ from batchscape.config import Constant, Cosine, Schedule, WarmupStableDecay
 from batchscape.geometry import BatchGeometry
 from batchscape.launch.beginnings import shared_beginnings, shared_steps
 from batchscape.launch.schedule import launch_order
-from batchscape.record.causes import Cause
 from batchscape.record.files import write_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec, Stage
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Cause, RunStatus, Status
 from batchscape.record.tables import load, read_table
 from batchscape.text import count_text
 from batchscape.train.timeline import Timeline, schedule_factor

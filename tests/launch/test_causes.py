@@ -16,15 +16,13 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, is_alive
 
-from batchscape.launch import active, hangs
+from batchscape.launch import attempt, hangs
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.result import SweepResult
-from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import verify_seal
-from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load
+from batchscape.record.status import Cause, RunStatus, Status
+from batchscape.record.tables import load, verify_seal
 
 FAULTS = str(Path(__file__).parents[1] / "faults")
 
@@ -82,7 +80,7 @@ def swept(spec_of: Callable[..., RunSpec], tmp_path_factory: pytest.TempPathFact
         specs.append(dataclasses.replace(spec, run_id=name))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FAULTS)
-        patch.setattr(active, "PEER_GRACE_S", 0.5)
+        patch.setattr(attempt, "PEER_GRACE_S", 0.5)
         patch.setattr(hangs, "FACTOR", 3.0)
         result = Launcher(
             folder,

@@ -16,7 +16,7 @@ from sweeps_of_fakes import MACHINE, spec_named
 from batchscape.launch.launcher import Launcher
 from batchscape.record import instants
 from batchscape.record.folder import SweepFolder
-from batchscape.record.progress import sweep_progress
+from batchscape.record.overview import overview
 from batchscape.record.status import RunStatus
 
 DAY_S = 86400.0
@@ -60,7 +60,7 @@ def test_attempts_follow_each_other_and_take_no_negative_time(
     monkeypatch.setattr(time, "time", jumping)
     for _ in range(3):
         (status,) = sweep_of(tmp_path, "fails").values()
-        (progress,) = sweep_progress(SweepFolder(tmp_path))
+        (progress,) = overview(SweepFolder(tmp_path)).runs
         assert progress.age_s is None or progress.age_s >= 0
     times = [(attempt.started_at, attempt.ended_at) for attempt in status.attempts]
     assert len(times) >= 3

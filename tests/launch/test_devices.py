@@ -112,8 +112,8 @@ def test_a_killed_launcher_holds_nothing_and_its_ranks_hold_what_they_use() -> N
 
 def test_launchers_that_number_devices_otherwise_do_not_wait_for_each_other() -> None:
     """As with CUDA_VISIBLE_DEVICES=0,1 and 1,0: names decide what is kept, not numbers."""
-    one = DevicePool([0, 1], locks=DeviceLocks("cuda", {0: "a", 1: "b"}, pytest.fail))
-    two = DevicePool([0, 1], locks=DeviceLocks("cuda", {0: "b", 1: "a"}, pytest.fail))
+    one = DevicePool(DeviceLocks("cuda", {0: "a", 1: "b"}, pytest.fail))
+    two = DevicePool(DeviceLocks("cuda", {0: "b", 1: "a"}, pytest.fail))
     ran_one, ran_two = one.lease(1), two.lease(1)
     assert ran_one is not None
     assert ran_two is not None
@@ -368,7 +368,7 @@ def lives(pid):
         return False
 rng, marks = random.Random(int(sys.argv[2])), Path(sys.argv[1])
 locks = DeviceLocks("cpu", {i: str(i) for i in range(4)}, print)
-pool, done = DevicePool(range(4), locks=locks), 0
+pool, done = DevicePool(locks), 0
 while done < 150:
     lease = pool.lease(rng.randint(1, 4))
     if lease is None:

@@ -13,14 +13,13 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, spec_named
 
-from batchscape.launch import forked
+from batchscape.launch import forkserver
 from batchscape.launch.launcher import Launcher
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus
-from batchscape.record.tables import load, read_table
+from batchscape.record.tables import load, read_table, verify_seal
 from warm_interpreter import WarmInterpreter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
@@ -97,7 +96,9 @@ def test_a_run_that_could_not_be_sealed_is_not_trained_again(tmp_path: Path) -> 
 
 def train_on_a_disk_that_fills(place: Path, specs: list[RunSpec]) -> tuple[Any, ...]:
     # This is a process of its own, which the tests have given no warm interpreter.
-    pytest.MonkeyPatch().setattr(forked, "start_interpreter", WarmInterpreter().start_interpreter)
+    pytest.MonkeyPatch().setattr(
+        forkserver, "start_interpreter", WarmInterpreter().start_interpreter
+    )
     sweep = SweepFolder(place / "sweep")
     first = launched(sweep, *specs, method="fork", entry="disk_workers:trains")
     folder = sweep.run(specs[0].run_id)

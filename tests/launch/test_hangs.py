@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from batchscape.config import Local
 from batchscape.launch import hangs
 from batchscape.launch.hangs import HangWatch
 from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path
+from batchscape.record.spec import RunSpec
 
 SETTINGS = Local("local", hang_s=10.0)
 
@@ -26,7 +28,13 @@ class Ranks:
 
     def __init__(self, place: Path, count: int, *, is_program: bool = False, **rule: Any) -> None:
         settings = dataclasses.replace(SETTINGS, **rule)
-        self.watch = HangWatch(str(place), count, settings, is_program=is_program)
+        spec = SimpleNamespace(
+            config=SimpleNamespace(launcher=settings),
+            geometry=SimpleNamespace(devices_per_node=count),
+            processes=count,
+            is_program=is_program,
+        )
+        self.watch = HangWatch(str(place), cast("RunSpec", spec))
         self.hearts = [Heartbeat(beats_path(str(place), rank)) for rank in range(count)]
         self.beats = 0
         self.now = 1000.0

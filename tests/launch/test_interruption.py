@@ -20,8 +20,8 @@ from batchscape.launch.launcher import Launcher
 from batchscape.record.claims import CLAIMS
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import hold, is_held
-from batchscape.record.state import verify_seal
 from batchscape.record.status import Status
+from batchscape.record.tables import verify_seal
 
 pytestmark = pytest.mark.usefixtures("heeded_signals")
 
@@ -100,7 +100,8 @@ def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Elsewhere], me
 def test_signals_are_handed_back() -> None:
     """After a sweep Ctrl-C means what it meant before."""
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    with Interrupts() as interrupts:
+    interrupts = Interrupts()
+    with interrupts.counted():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         wait_until(lambda: interrupts.count == 2, "the signals are not counted")

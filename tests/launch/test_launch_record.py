@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from batchscape.cuda_devices import CudaDevice
-from batchscape.launch.attempts import launch_record
-from batchscape.launch.devices import Lease
+from batchscape.launch.devices import Lease, launch_record
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
 from batchscape.record.timing import is_beside_others, is_mended_by_repeating

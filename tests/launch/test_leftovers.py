@@ -15,14 +15,14 @@ from launchers import Elsewhere
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, spec_named, wait_until
 
-from batchscape.launch import ending
-from batchscape.launch.ending import clear_away, remove_dead_writes
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.result import SweepResult
+from batchscape.record import tables
 from batchscape.record.claims import CLAIMS
 from batchscape.record.files import write_atomically
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import clear_away
 
 DIES = """
 import os, sys
@@ -67,21 +67,12 @@ def test_unfinished_files_of_a_run_are_removed_and_others_are_not(tmp_path: Path
 def test_on_a_file_system_of_several_machines_they_stay_for_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "is_of_this_machine", lambda _: False)
+    monkeypatch.setattr(tables, "is_of_this_machine", lambda _: False)
     run = SweepFolder(tmp_path).run("completes")
     old, new = died_while_writing(run.status), died_while_writing(run.launch)
     os.utime(old, (time.time() - 2 * 86400,) * 2)
     clear_away(run)
     assert (old.exists(), new.exists()) == (False, True)
-
-
-def test_what_others_may_be_writing_beside_the_runs_stays_for_a_day(tmp_path: Path) -> None:
-    sweep = SweepFolder(tmp_path)
-    old, new = (died_while_writing(path) for path in (sweep.plan, sweep.mirror))
-    os.utime(old, (time.time() - 2 * 86400,) * 2)
-    remove_dead_writes(sweep)
-    assert (old.exists(), new.exists()) == (False, True)
-    remove_dead_writes(SweepFolder(tmp_path / "nowhere"))
 
 
 def test_a_launch_removes_them(tmp_path: Path) -> None:

@@ -17,20 +17,18 @@ from sweeps_of_fakes import ENTRY, MACHINE, renamed, spec_named
 
 from batchscape.cuda_devices import CudaDevice
 from batchscape.errors import LaunchError
-from batchscape.launch import active
+from batchscape.launch import attempt
 from batchscape.launch.child import Start
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.processes import Spawned
 from batchscape.launch.result import SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.plan.machine import Machine
-from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import verify_seal
-from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load, read_table
+from batchscape.record.status import Cause, RunStatus, Status
+from batchscape.record.tables import load, read_table, verify_seal
 
 
 class Sweep:
@@ -64,9 +62,9 @@ def sweep(tmp_path: Path) -> Sweep:
 @pytest.fixture
 def short_graces(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PEER_GRACE_S", "STOP_GRACE_S"):
-        monkeypatch.setattr(active, name, 0.5)
+        monkeypatch.setattr(attempt, name, 0.5)
     # Ranks that have yet to start, on a machine at work, are not taken for ones that hang.
-    monkeypatch.setattr(active, "END_GRACE_S", 4.0)
+    monkeypatch.setattr(attempt, "END_GRACE_S", 4.0)
 
 
 @pytest.mark.usefixtures("short_graces")
@@ -116,8 +114,8 @@ def test_each_run_ends_by_itself(sweep: Sweep) -> None:
 def test_how_the_first_rank_ends_decides_the_time_of_the_others(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(active, "PEER_GRACE_S", 0.5)
-    assert active.END_GRACE_S > 100
+    monkeypatch.setattr(attempt, "PEER_GRACE_S", 0.5)
+    assert attempt.END_GRACE_S > 100
     names = ("divergesapart-d2", "crashesafter-d2", "savesalone-d2", "slips-d2")
     sweep.run(*(spec_named(name, retries=0) for name in names), method="fork")
     # Divergence is an end like completion: the first rank has yet to write the rows before it.

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from batchscape.launch.child import Start
-from batchscape.launch.forked import ServerKilledError
+from batchscape.launch.forkserver import ServerKilledError
 from batchscape.launch.slurm.nodes import Nodes, open_nodes
 from batchscape.record.heartbeat import Heartbeat, Phase, beats_path
-from batchscape.record.outcome import RankExit
+from batchscape.record.status import RankExit
 
 WORKERS = """
 import os, signal, sys, time

@@ -19,11 +19,10 @@ from batchscape.launch.launcher import Launcher
 from batchscape.launch.oom_knowledge import OomKnowledge
 from batchscape.launch.result import SweepResult
 from batchscape.plan.machine import Machine
-from batchscape.record.causes import Cause
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import Attempt, RunStatus, Status
+from batchscape.record.status import Attempt, Cause, RunStatus, Status
 
 LIMIT = {"device": {"memory_limit_gib": 0.5}}
 

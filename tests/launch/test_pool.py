@@ -2,19 +2,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import cast
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from batchscape.launch.devices import DevicePool, Lease
+from batchscape.launch.devices import DeviceLocks, DevicePool, Lease
 
 
 class Held:
     """Locks, of this launcher and of others; a descriptor is the number of its device."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Iterable[int]) -> None:
+        self.names = {device: f"{device:02}" for device in devices}
         self.ours: set[int] = set()
         self.theirs: set[int] = set()
 
@@ -27,10 +29,6 @@ class Held:
     def give_back(self, device: int) -> None:
         self.ours.discard(device)
 
-    @property
-    def names(self) -> dict[int, str]:
-        return {device: f"{device:02}" for device in range(21)}
-
     def descriptors(self, devices: Iterable[int]) -> tuple[int, ...]:
         assert set(devices) <= self.ours
         return tuple(devices)
@@ -42,12 +40,11 @@ class Pool(RuleBasedStateMachine):
     @initialize(
         devices=st.sets(st.integers(0, 20), min_size=1, max_size=6),
         shares=st.integers(1, 3),
-        locked=st.booleans(),
     )
-    def create(self, devices: set[int], shares: int, locked: bool) -> None:
+    def create(self, devices: set[int], shares: int) -> None:
         self.devices, self.shares = devices, shares
-        self.locks, self.locked = Held(), locked
-        self.pool = DevicePool(sorted(devices), shares, self.locks if locked else None)
+        self.locks = Held(sorted(devices))
+        self.pool = DevicePool(cast("DeviceLocks", self.locks), shares)
         self.out: list[Lease] = []
 
     @property
@@ -55,7 +52,7 @@ class Pool(RuleBasedStateMachine):
         return [device for lease in self.out for device in lease.devices]
 
     def may_have(self, device: int) -> bool:
-        return not self.locked or device not in self.locks.theirs
+        return device not in self.locks.theirs
 
     @rule(ranks=st.integers(1, 14))
     def lease(self, ranks: int) -> None:
@@ -66,9 +63,8 @@ class Pool(RuleBasedStateMachine):
         if len(free) < min(ranks, len(self.devices)):
             assert lease is None
             assert self.pool.waits_for_others == bool(elsewhere)
-            if self.locked:
-                kept = {d for d in free if d < min(elsewhere, default=99)}
-                assert self.locks.ours == set(held) | kept
+            kept = {d for d in free if d < min(elsewhere, default=99)}
+            assert self.locks.ours == set(held) | kept
             return
         assert lease is not None
         assert len(set(lease.devices)) == len(lease.devices) == min(ranks, len(self.devices))
@@ -78,7 +74,7 @@ class Pool(RuleBasedStateMachine):
         # The emptiest devices, so that runs share only where they must.
         rest = [held[d] for d in free - set(lease.devices)]
         assert max(held[d] for d in lease.devices) <= min(rest, default=self.shares)
-        assert lease.locks == (tuple(lease.devices) if self.locked else ())
+        assert lease.locks == tuple(lease.devices)
         self.out.append(lease)
         self.nothing_is_kept()
 
@@ -113,8 +109,7 @@ class Pool(RuleBasedStateMachine):
 
     def nothing_is_kept(self) -> None:
         """Devices are locked while a run is on them, and no longer."""
-        if self.locked:
-            assert self.locks.ours == set(self.taken)
+        assert self.locks.ours == set(self.taken)
 
 
 TestPool = Pool.TestCase

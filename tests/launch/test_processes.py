@@ -13,19 +13,19 @@ import pytest
 from sweeps_of_fakes import ENTRY, is_alive, pids_in, wait_until
 
 from batchscape.errors import LaunchError
-from batchscape.launch import forked
+from batchscape.launch import forkserver
 from batchscape.launch.child import WORKER, Start, start_interpreter
-from batchscape.launch.forked import Forked, open_processes
+from batchscape.launch.forkserver import Forked, open_processes
 from batchscape.launch.processes import Processes, Spawned
 from batchscape.record.files import write_json
-from batchscape.record.outcome import RankExit
+from batchscape.record.status import RankExit
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _cold_interpreter() -> Iterator[None]:
     """Start fork servers as a launcher does, in a fresh interpreter each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forked, "start_interpreter", start_interpreter)
+        patch.setattr(forkserver, "start_interpreter", start_interpreter)
         yield
 
 

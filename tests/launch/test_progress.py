@@ -13,19 +13,17 @@ from rich.console import Console
 from sweeps_of_fakes import spec_named
 
 from batchscape.errors import DamageError
-from batchscape.launch.active import ActiveRun
-from batchscape.launch.attempts import OTHER_LAUNCHER
-from batchscape.launch.devices import Lease
+from batchscape.launch.attempt import ActiveRun
+from batchscape.launch.devices import OTHER_LAUNCHER
 from batchscape.launch.hangs import HangWatch
 from batchscape.launch.processes import Spawned
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.record.files import JsonLines, last_row, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
-from batchscape.record.overview import overview
-from batchscape.record.overview_text import overview_text
+from batchscape.record.overview import overview, overview_text
 from batchscape.record.status import Attempt, RunStatus, Status
-from batchscape.record.timing import BUSY, BUSY_PCT
+from batchscape.record.timing import BUSY, BUSY_PCT, why_untimed
 
 
 def row(step: int, loss: float = 0.25) -> dict[str, float]:
@@ -45,11 +43,9 @@ def run(tmp_path: Path) -> ActiveRun:
         spec=spec,
         folder=RunFolder(tmp_path),
         status=RunStatus(Status.RUNNING, attempts=[Attempt(0.0, 0), Attempt(1.0, 0)]),
-        lease=Lease((0, 1), 2),
         processes=Spawned(),
         log_offset=0,
-        launch={},
-        hangs=HangWatch(place, 2, spec.config.launcher, is_program=False),
+        hangs=HangWatch(place, spec),
     )
 
 
@@ -110,20 +106,14 @@ def test_rows_that_are_none(tmp_path: Path) -> None:
 
 
 def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:
-    run.launch = {"timing_valid": True}
     output = io.StringIO()
     with Progress(Console(file=output, width=40), total=3) as progress:
         progress.run_started(run)
         progress.update([run], unknown)
-        progress.run_ended(
-            run,
-            ended(
-                Status.COMPLETED,
-                summary={"final_loss": 1.5, "final_eval_loss": 2.0, "tokens_per_s": 12345.6},
-            ),
-        )
+        summary = {"final_loss": 1.5, "final_eval_loss": 2.0, "tokens_per_s": 12345.6}
+        progress.run_ended(run.spec, ended(Status.COMPLETED, summary=summary), None, 0.0)
         progress.run_refused(RunResult("b", Status.FAILED, "too wide", Path("log")))
-        progress.run_ended(run, ended(Status.DIVERGED, reason="not finite"))
+        progress.run_ended(run.spec, ended(Status.DIVERGED, reason="not finite"), None, 0.0)
     assert output.getvalue().splitlines() == [
         "[1/3] completes-d2 started (2 ranks, attempt 2)",
         "[1/3] completes-d2 completed: loss 1.5000, held-out loss 2.0000, 12,346 tokens/s, 0 s",
@@ -134,13 +124,12 @@ def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:
 
 def test_what_is_no_text_is_counted_in_samples(run: ActiveRun) -> None:
     """What the metrics of a program lack is told beside."""
-    run.launch = {"timing_valid": True}
     run.spec = replace(run.spec, data=replace(run.spec.data, task="class"))
     output = io.StringIO()
     summary = {"final_loss": 1.5, "tokens_per_s": 12345.6, "samples_per_s": 678.9}
     with Progress(Console(file=output, width=200), total=1) as progress:
         status = ended(Status.COMPLETED, summary=summary, reason="they begin late")
-        progress.run_ended(run, status)
+        progress.run_ended(run.spec, status, None, 0.0)
     assert "completed: loss 1.5000, 679 samples/s, they begin late, 0 s" in output.getvalue()
 
 
@@ -155,9 +144,9 @@ def test_no_speed_is_told_that_the_report_leaves_out(run: ActiveRun) -> None:
             *((others, 0.0), (others, 50.0), (planned, 50.0)),
             *(({"timing_valid": True}, BUSY_PCT + 1), ({"timing_valid": True}, BUSY_PCT)),
         ):
-            run.launch = launch
             summary = figures | {"core_wait_pct": core_wait_pct}
-            progress.run_ended(run, ended(Status.COMPLETED, summary=summary))
+            status = ended(Status.COMPLETED, summary=summary)
+            progress.run_ended(run.spec, status, why_untimed(launch, summary), 0.0)
     lines = output.getvalue().splitlines()
     assert [line.partition(" completed: ")[2] for line in lines if " completed: " in line] == [
         *["loss 1.5000, disturbed: 2.15 ms of processor time a step, 0 s"] * 4,
@@ -185,7 +174,7 @@ def test_a_terminal_shows_what_runs(run: ActiveRun) -> None:
         progress.update([run], unknown)
         assert output.getvalue() == before
         # The end of a run is shown at once. 2 of 3 steps took 4 s: the third takes 2 s.
-        progress.run_ended(run, ended(Status.FAILED, reason="planted"))
+        progress.run_ended(run.spec, ended(Status.FAILED, reason="planted"), None, 0.0)
         progress.update([run], unknown)
         assert "completes-d2 failed: planted" in output.getvalue()
         assert "1/2 runs done, 1 running, 1 failed" in output.getvalue()
@@ -257,25 +246,17 @@ def test_a_status_says_which_runs_have_no_times(tmp_path: Path) -> None:
         write_json(folder.config, {"format_version": FORMAT_VERSION, "resolved": {}})
         write_json(folder.launch, {"timing_valid": True})
         RunStatus(status, summary={"core_wait_pct": wait_pct}).write(folder.status)
-    remedy = f"; batchscape report '{sweep.path}' has the command that measures them again"
-    # Without a recorded command the report has none; and too many ranks are helped by none.
-    for command, launch, reason, has_remedy in (
-        (None, {"timing_valid": True}, BUSY, False),
-        ("batchscape sweep a=1", {"timing_valid": True}, BUSY, True),
+    for launch, reason in (
+        ({"timing_valid": True}, BUSY),
         (
-            "batchscape sweep a=1",
             {"timing_valid": False, "timing_invalid_reason": "4 ranks share 2 cores"},
             "4 ranks share 2 cores",
-            False,
         ),
     ):
-        write_json(
-            sweep.run("a").launch, launch | ({} if command is None else {"command": command})
-        )
+        write_json(sweep.run("a").launch, launch)
         progress = overview(sweep)
         assert [run.untimed for run in progress.runs] == [reason, None, None]
         output = io.StringIO()
         Console(file=output, width=400).print(overview_text(progress))
         (line,) = [line for line in output.getvalue().splitlines() if "no times" in line]
-        text = f"1 of 2 completed runs have no times that count: {reason} (1)"
-        assert line.rstrip() == text + (remedy if has_remedy else "")
+        assert line.rstrip() == f"1 of 2 completed runs have no times that count: {reason} (1)"

@@ -16,13 +16,11 @@ from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import SweepResult
-from batchscape.record.causes import Cause
 from batchscape.record.files import write_json
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.overview import overview
-from batchscape.record.state import verify_seal
-from batchscape.record.status import FAULTS, Attempt, RunStatus, Status
-from batchscape.record.tables import read_table, seal
+from batchscape.record.status import FAULTS, Attempt, Cause, RunStatus, Status
+from batchscape.record.tables import read_table, seal, verify_seal
 
 SEALED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
 MISSING = {Status.PENDING, Status.RUNNING, Status.INTERRUPTED, Status.REJECTED}

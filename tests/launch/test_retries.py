@@ -15,14 +15,13 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named, wait_until
 
-from batchscape.launch import active, forked
+from batchscape.launch import attempt, forkserver
 from batchscape.launch.child import start_interpreter
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.result import SweepResult
-from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.state import is_tried_again
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Cause, RunStatus, Status
 from batchscape.record.tables import load
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
@@ -65,13 +64,13 @@ class Sweep:
 def _cold_interpreter() -> Iterator[None]:
     """Start fork servers as a launcher does, in a fresh interpreter each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forked, "start_interpreter", start_interpreter)
+        patch.setattr(forkserver, "start_interpreter", start_interpreter)
         yield
 
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
-    monkeypatch.setattr(active, "PEER_GRACE_S", 0.5)
+    monkeypatch.setattr(attempt, "PEER_GRACE_S", 0.5)
     return Sweep(tmp_path / "sweep")
 
 

@@ -33,11 +33,7 @@ class Sweep:
         result = Launcher(
             self.folder,
             MACHINE,
-            [
-                # One whose name ends in `-other` has another setting.
-                spec_named(name, **launcher, **({"hang_s": 99.0} if "-other" in name else {}))
-                for name in names
-            ],
+            [spec_named(name, **launcher) for name in names],
             entry=ENTRY,
             method="spawn",
             console=Console(file=output, width=300),
@@ -175,8 +171,6 @@ def test_a_sweep_whose_first_runs_fail_alike_is_stopped(sweep: Sweep) -> None:
         ("exits7-0", "exits7-1", "completes", "exits7-2", "exits7-3", "completes-later"),
         # Another exit code is another failure.
         ("exits7-0", "exits7-1", "exits9-0", "exits9-1", "completes-later"),
-        # All that failed have one value of a setting, and what is open has another.
-        ("exits7-0", "exits7-1", "exits7-2", "completes-other-later"),
     ],
 )
 def test_runs_that_fail_otherwise_or_in_between_stop_nothing(
@@ -184,13 +178,6 @@ def test_runs_that_fail_otherwise_or_in_between_stop_nothing(
 ) -> None:
     assert sweep.run(*names).stopped is None
     assert sweep.attempts(*names) == [1] * len(names)
-
-
-def test_a_failure_of_another_cell_tells_that_the_rest_fails_too(sweep: Sweep) -> None:
-    open_names = ("completes-later", "completes-other-later")
-    result = sweep.run("exits7-0", "exits7-1", "exits7-other", *open_names)
-    assert str(result.stopped).startswith("all 3 runs failed alike (")
-    assert {run.run_id for run in result.runs if run.status is Status.PENDING} == {*open_names}
 
 
 def test_failures_where_a_run_has_completed_before_stop_nothing(sweep: Sweep) -> None:

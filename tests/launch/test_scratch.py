@@ -6,12 +6,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from batchscape.launch.attempts import scratch_folder
+from batchscape.launch.scratch import scratch_folder
 
 HOLDS = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
-from batchscape.launch.attempts import scratch_folder
+from batchscape.launch.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "run").touch()
     print(folder, flush=True)

@@ -21,8 +21,8 @@ from batchscape.launch.remaining import ClaimedRuns, RemainingRuns
 from batchscape.record import claims
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import Lock, is_held
-from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import verify_seal
 
 Launch = Callable[..., Elsewhere]
 

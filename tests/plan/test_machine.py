@@ -12,8 +12,7 @@ from batchscape.analysis.cost.capacity import device_memory, memory_of_ranks
 from batchscape.config import Local
 from batchscape.cuda_devices import CudaDevice
 from batchscape.errors import ConfigError
-from batchscape.launch.attempts import launch_record
-from batchscape.launch.devices import Lease
+from batchscape.launch.devices import Lease, launch_record
 from batchscape.plan.machine import Machine, cgroup_cores
 
 

@@ -10,11 +10,10 @@ from batchscape.errors import RecordError
 from batchscape.plan.forecast import forecast
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import PLAN_COLUMNS, plan_rows, plan_table, write_plan
-from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Cause, RunStatus, Status
 from batchscape.record.tables import load
 
 STUDY = "sweeps=fixed_global_batch"

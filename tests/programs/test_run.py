@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchscape.launch import active
+from batchscape.launch import attempt
 from batchscape.record.files import read_json
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load, read_table
@@ -279,8 +279,8 @@ def test_ranks_are_seen_from_outside(sweep):
 @pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_no_process(sweep, monkeypatch):
     """The program, deaf to requests, and its child in another session end with the run."""
-    monkeypatch.setattr(active, "STOP_GRACE_S", 0.5)
-    monkeypatch.setattr(active, "CHECKPOINT_GRACE_S", 0.5)
+    monkeypatch.setattr(attempt, "STOP_GRACE_S", 0.5)
+    monkeypatch.setattr(attempt, "CHECKPOINT_GRACE_S", 0.5)
 
     def interrupt() -> None:
         wait_until(lambda: list(sweep.path.rglob("program/pid")), "the program does not start")

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from batchscape.errors import RecordError
-from batchscape.record.causes import Cause
 from batchscape.record.folder import FORMAT_VERSION
 from batchscape.record.heartbeat import Phase
-from batchscape.record.status import Attempt, RunStatus, Status
+from batchscape.record.status import Attempt, Cause, RunStatus, Status
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -8,9 +8,8 @@ import pytest
 from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.gradient_sketch import read_sketch, write_sketch
-from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load, seal
+from batchscape.record.tables import load, seal, verify_seal
 
 SKETCH = np.random.default_rng(0).normal(size=1024)
 

@@ -9,17 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.errors import RecordError
-from batchscape.record.causes import Cause
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import RunFolder
-from batchscape.record.outcome import SIGNAL_LAG_S, Outcome, RankExit, RunEnd, Stop, decide
-from batchscape.record.status import Status, StopReason
+from batchscape.record.state import SIGNAL_LAG_S, decide
+from batchscape.record.status import Cause, Outcome, RankExit, RunEnd, Status, Stop, StopReason
 
 
 def left(status: str, at: float = 100.0, reason: str | None = None) -> Outcome:
     ended = Status(status)
     stop = StopReason.BUDGET if ended is Status.COMPLETED else None
-    return Outcome(ended, 3, stop, reason, phase="steady", at=at)
+    return Outcome(ended, stop, reason, phase="steady", optimizer_step=3, at=at)
 
 
 def gone(rank: int, code: int, at: float = 100.0) -> RankExit:
@@ -46,7 +45,7 @@ def test_a_completed_run_may_be_killed_in_its_teardown() -> None:
 
 
 def test_ranks_must_agree_on_why_they_stopped() -> None:
-    target = Outcome(Status.COMPLETED, 3, StopReason.TARGET, at=1.0)
+    target = Outcome(Status.COMPLETED, StopReason.TARGET, optimizer_step=3, at=1.0)
     verdict = decide(2, {0: left("completed"), 1: target}, all_gone(2))
     assert verdict.status is Status.FAILED
     assert verdict.reason == (
@@ -131,7 +130,7 @@ def test_a_death_by_signal_precedes_the_complaints_of_its_peers() -> None:
 
 @pytest.mark.parametrize("status", [Status.INTERRUPTED, Status.TIMEOUT])
 def test_what_follows_a_stop_is_its_effect(status: Status) -> None:
-    stop = Stop(status, "asked to", 50.0, Cause.INTERRUPTED)
+    stop = Stop(status, reason="asked to", cause=Cause.INTERRUPTED, at=50.0)
     outcomes = {0: left("interrupted", 51.0), 1: left("failed", 52.0)}
     exits = {**all_gone(2, 1), 2: gone(2, -9, 70.0), 3: gone(3, -15, 50.001)}
     assert decide(4, outcomes, exits, stop) == RunEnd(
@@ -147,7 +146,7 @@ def test_what_follows_a_stop_is_its_effect(status: Status) -> None:
 def test_any_mixture_has_a_verdict() -> None:
     """Every combination for two ranks: completed if and only if both say so."""
     choices = [None, *("completed", "failed", "oom", "diverged", "interrupted")]
-    late = Stop(Status.TIMEOUT, "late", 50.0, Cause.TIME_LIMIT)
+    late = Stop(Status.TIMEOUT, reason="late", cause=Cause.TIME_LIMIT, at=50.0)
     stops = [None, late, replace(late, at=150.0)]
     for pair, stop in itertools.product(itertools.product(choices, repeat=2), stops):
         outcomes = {rank: left(name) for rank, name in enumerate(pair) if name is not None}
@@ -172,7 +171,7 @@ def test_what_a_rank_leaves_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_rank_killed_at_the_instant_of_our_own_signal_is_ours() -> None:
     """The clock is coarse: the death may carry the time of the signal."""
     ended = RankExit("run", 0, -9, 100.0)
-    outcome = Outcome(Status.FAILED, 3, reason="it raised", at=100.2)
+    outcome = Outcome(Status.FAILED, reason="it raised", optimizer_step=3, at=100.2)
     verdict = decide(2, {1: outcome}, {0: ended, 1: RankExit("run", 1, 1, 100.3)}, killed_at=100.0)
     assert (verdict.rank, verdict.reason) == (1, "it raised")
     verdict = decide(2, {1: outcome}, {0: ended, 1: RankExit("run", 1, 1, 100.3)}, killed_at=100.1)

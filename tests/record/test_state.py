@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from batchscape.record.causes import Cause
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
-from batchscape.record.outcome import Outcome
-from batchscape.record.progress import run_progress
-from batchscape.record.state import Next, RunState, final_outcomes
-from batchscape.record.status import FAULTS, Attempt, RunStatus, Status, StopReason
+from batchscape.record.overview import run_progress
+from batchscape.record.state import Next, RunState, final_end
+from batchscape.record.status import FAULTS, Attempt, Cause, Outcome, RunStatus, Status, StopReason
 
 SEALED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
 CHECKPOINT = "step-000000002-0123456789abcdef.pt"
@@ -36,7 +34,7 @@ def train(
     """Leave what ranks leave that end after three optimizer steps, and so many rows."""
     for rank, status in enumerate(statuses):
         stop_reason = completes if status is Status.COMPLETED else None
-        Outcome(status, 3, stop_reason).write(folder, rank)
+        Outcome(status, stop_reason, optimizer_step=3).write(folder, rank)
     lines = JsonLines(folder.lines("steps"))
     lines.append({"optimizer_step": k + 1, "attempt": 0} for k in range(steps))
     lines.close()
@@ -110,10 +108,10 @@ def test_an_end_is_final_where_all_ranks_and_all_rows_say_so(
     folder: RunFolder, statuses: tuple[Status, ...], steps: int, is_final: bool
 ) -> None:
     train(folder, *statuses, steps=steps)
-    assert (final_outcomes(folder, 2) is not None) == is_final
+    assert (final_end(folder, 2) is not None) == is_final
     # Neither what is damaged.
     folder.outcome(0).write_text("{")
-    assert final_outcomes(folder, 2) is None
+    assert final_end(folder, 2) is None
 
 
 @pytest.mark.parametrize("resumable", [False, True])

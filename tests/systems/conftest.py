@@ -23,7 +23,7 @@ from batchscape.analysis.claims.declared import judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.cli import main
-from batchscape.launch import forked
+from batchscape.launch import forkserver
 from batchscape.record.tables import Tables, load
 
 HERE = Path(__file__).parent
@@ -126,7 +126,7 @@ def sweep(
             with pytest.MonkeyPatch.context() as patching:
                 if not cold:
                     warm = request.getfixturevalue("warm_libraries")
-                    patching.setattr(forked, "start_interpreter", warm.start_interpreter)
+                    patching.setattr(forkserver, "start_interpreter", warm.start_interpreter)
                 code, printed = batchscape(
                     folder, "sweep", *options, "sweep_dir=outputs/swept", *settings
                 )

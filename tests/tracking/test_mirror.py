@@ -21,7 +21,7 @@ import pytest
 from batchscape.cli import main
 from batchscape.config import WandbTracker
 from batchscape.launch import launcher
-from batchscape.launch.attempts import OTHER_LAUNCHER
+from batchscape.launch.devices import OTHER_LAUNCHER
 from batchscape.record.figures import COLUMNS, FIGURES, RESIDENT, TIMES
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import SweepFolder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batchscape.launch.child import WORKER
-from batchscape.launch.forked import Forked
+from batchscape.launch.forkserver import Forked
 from batchscape.record.tables import read_table
 
 LLAMA = {"name": "llama", "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_model": 32, "d_ff": 48}

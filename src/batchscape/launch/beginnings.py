@@ -15,7 +15,7 @@ from dataclasses import astuple
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from batchscape.config import Command, Constant, Cosine, Schedule
+from batchscape.config import Constant, Cosine, Schedule
 from batchscape.errors import RecordError
 from batchscape.plan.identity import beginning_key
 from batchscape.record.files import link_or_copy, read_json, write_json
@@ -78,7 +78,7 @@ def shared_beginnings(
     beginnings: dict[str, Beginning] = {}
     specs_by_start: dict[tuple[Any, ...], list[RunSpec]] = {}
     for spec in specs:
-        is_alone = isinstance(spec.config.engine, Command) or spec.timed_steps is not None
+        is_alone = spec.is_program or spec.timed_steps is not None
         if not is_alone and spec.config.launcher.share_beginnings:
             specs_by_start.setdefault(_start(spec), []).append(spec)
     trunks_by_key: dict[tuple[Any, ...], list[RunSpec]] = {}

@@ -32,12 +32,6 @@ WORKER = "batchscape.train.worker:main"
 COMMAND_WORKER = "batchscape.programs.worker:main"
 """The same for `engine=command`, where one process watches all that the program starts."""
 
-MOST_DESCRIPTORS = 250
-"""Locks of one run that a fork server takes; the system passes 253 in one message."""
-
-ALSO_PRELOADED = "BATCHSCAPE_PRELOAD"
-"""Environment variable of a fork server: a slow module that the models of a sweep need."""
-
 WORKER_ENVIRONMENT = {
     # One thread a rank, decided before any library counts the cores. Waiting threads must sleep:
     # spinning ones take the core from the next rank.

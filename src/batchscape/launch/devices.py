@@ -20,15 +20,27 @@ see each other.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from batchscape.record.locks import AT_ONCE, BESIDE, Lock, is_held, public_folder, take
+from batchscape.record.spec import RunSpec
+from batchscape.record.timing import processes_share, runs_share
+from batchscape.text import count_text
+
+if TYPE_CHECKING:
+    from batchscape.plan.machine import Machine
+
+
+OTHER_LAUNCHER = "another launcher was at work on this machine"
+"""Why the times of a run are not valid that had another launcher beside it."""
 
 
 class Presence:
@@ -115,6 +127,58 @@ class Lease:
         return self.ranks > len(self.devices)
 
 
+def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool) -> dict[str, Any]:
+    """Describe how a run is placed, and whether its times can be compared."""
+    concurrent = spec.config.launcher.concurrent_runs
+    sharing = min(concurrent, spec.config.launcher.runs_per_device)
+    # The device numbers of a CPU run are cores.
+    leased = [d for d in machine.cuda_devices if d.index in lease.devices]
+    leased = leased if spec.device_type == "cuda" else []
+    why = []
+    if lease.oversubscribed and spec.device_type == "cuda":
+        devices = count_text(len(lease.devices), "CUDA device")
+        why.append(processes_share(f"{lease.ranks} ranks", devices))
+    if lease.ranks > machine.cpu_cores:
+        why.append(processes_share(f"{lease.ranks} ranks", f"{machine.cpu_cores} cores"))
+    if sharing > 1:
+        why.append(runs_share(sharing, "a device"))
+    oversubscribed = bool(why)
+    workers = spec.config.loader.workers
+    if workers and lease.ranks <= machine.cpu_cores < (processes := lease.ranks * (1 + workers)):
+        ranks, each = count_text(lease.ranks, "rank"), " each" * (lease.ranks > 1)
+        why.append(
+            processes_share(
+                f"{ranks} with {count_text(workers, 'loader worker')}{each}, "
+                f"{processes} processes,",
+                f"{machine.cpu_cores} cores",
+            )
+        )
+    if concurrent > 1:
+        why.append(runs_share(concurrent, "the machine"))
+    if others:
+        why.append(OTHER_LAUNCHER)
+    memories = [d.memory_gib for d in leased if d.memory_gib is not None]
+    return {
+        "world_size": lease.ranks,
+        "device_type": spec.device_type,
+        "device_model": " + ".join(sorted({d.name for d in leased}))
+        if spec.device_type == "cuda"
+        else machine.cpu_name,
+        "devices": list(lease.devices),
+        # The memory of the host is in environment.json.
+        **({"device_memory_gib": min(memories)} if memories else {}),
+        "usable_cores": machine.cpu_cores,
+        "threads_per_rank": 1,
+        "concurrent_runs": concurrent,
+        "runs_per_device": sharing,
+        "oversubscribed": oversubscribed,
+        # The follower of jobs asks Slurm by this id how the job ended.
+        **({"slurm_job_id": job} if (job := os.environ.get("SLURM_JOB_ID")) else {}),
+        "timing_valid": not why,
+        "timing_invalid_reason": "; ".join(why) or None,
+    }
+
+
 class DeviceLocks:
     """Locks on the devices of one kind. Where the folder cannot be used, no launcher is kept off.
 
@@ -126,14 +190,23 @@ class DeviceLocks:
         Name of a device on the whole machine, by its number here.
     warn : callable
         Takes the warning that there can be no locks, once.
+    is_needed : bool
+        Whether other launchers may take these devices; else none is kept off.
     """
 
-    def __init__(self, kind: str, names: Mapping[int, str], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        names: Mapping[int, str],
+        warn: Callable[[str], None],
+        *,
+        is_needed: bool = True,
+    ) -> None:
         self.folder = public_folder("batchscape-devices")
         self._kind, self.names, self._warn = kind, names, warn
         self._held: dict[int, Lock] = {}
         self._waiting: Lock | None = None
-        self._usable = True
+        self._usable = is_needed
 
     def take(self, device: int) -> bool:
         """Take a device, if this launcher does not hold it; False while another one holds it."""
@@ -184,18 +257,14 @@ class DevicePool:
 
     Parameters
     ----------
-    devices : iterable of int
-        Numbers of the devices, all different.
+    locks : DeviceLocks
+        Of these devices; keeps other launchers off those that runs are on.
     runs_per_device : int
         Runs that may share a device.
-    locks : DeviceLocks, optional
-        Keeps other launchers off the devices that runs are on.
     """
 
-    def __init__(
-        self, devices: Iterable[int], runs_per_device: int = 1, locks: DeviceLocks | None = None
-    ) -> None:
-        self.devices = tuple(devices)
+    def __init__(self, locks: DeviceLocks, runs_per_device: int = 1) -> None:
+        self.devices = tuple(locks.names)
         self._locks = locks
         self._room = dict.fromkeys(self.devices, runs_per_device)
         """How many more runs each device takes."""
@@ -217,11 +286,11 @@ class DevicePool:
         devices, elsewhere = list[int](), list[int]()
         for device in sorted(self.devices, key=lambda device: -self._room[device]):
             if len(devices) < width and self._room[device]:
-                is_ours = self._locks is None or self._is_used(device) or self._locks.take(device)
+                is_ours = self._is_used(device) or self._locks.take(device)
                 (devices if is_ours else elsewhere).append(device)
         self.waits_for_others = len(devices) < width and bool(elsewhere)
         if len(devices) < width:
-            names = {} if self._locks is None else self._locks.names
+            names = self._locks.names
             first = min((names[device] for device in elsewhere), default=None)
             self._unlock_unused(d for d in devices if first is not None and names[d] > first)
             return None
@@ -229,8 +298,7 @@ class DevicePool:
             self._room[device] -= 1
         self._unlock_unused(self.devices)
         devices.sort(key=self.devices.index)
-        locks = () if self._locks is None else self._locks.descriptors(devices)
-        return Lease(tuple(devices), ranks, locks)
+        return Lease(tuple(devices), ranks, self._locks.descriptors(devices))
 
     def release(self, lease: Lease) -> None:
         """Give the devices of a lease back.
@@ -257,5 +325,5 @@ class DevicePool:
 
     def _unlock_unused(self, devices: Iterable[int]) -> None:
         for device in devices:
-            if self._locks is not None and not self._is_used(device):
+            if not self._is_used(device):
                 self._locks.give_back(device)

@@ -1,9 +1,9 @@
-"""A process that has imported everything, and forks one process for each rank of a run.
+"""Ranks forked by a warm server, which has imported everything: both ends of its socket.
 
-It is started once a sweep, with a socket to the launcher. A message in is a run to start, or a
-signal for the process group of a run. The first message out says that the server is ready, each
-other one that a rank has ended. When the socket closes, all groups are killed and the server ends;
-when the server ends, its ranks die with it.
+The server is started once a sweep. A message in is a run to start, or a signal for the process
+group of a run. The first message out says that the server is ready, each other one that a rank has
+ended. When the socket closes, all groups are killed and the server ends; when the server ends, its
+ranks die with it.
 
 Forking is only safe from a process with one thread and without a CUDA context, so the server
 imports but never computes, and reports when that was not enough. Linux only: it needs
@@ -20,23 +20,255 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
+import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 
+from batchscape.errors import LaunchError
 from batchscape.launch.child import (
-    ALSO_PRELOADED,
-    MOST_DESCRIPTORS,
     WORKER,
     Start,
     live,
+    start_interpreter,
 )
+from batchscape.launch.processes import Processes, Spawned
 from batchscape.record.instants import now
+from batchscape.record.status import RankExit
 from batchscape.system import adopt_orphans, die_first, end_with_parent, threads
+
+_BOOT_LIMIT_S = 600.0
+"""Longest time for a new server to import everything; a slow file system takes a minute or two."""
+
+_MOST_DESCRIPTORS = 250
+"""Locks of one run that a server takes; the system passes 253 in one message."""
+
+
+class _UnsafeToForkError(LaunchError):
+    """The fork server has threads or a CUDA context, which its children cannot use."""
+
+
+class ServerError(LaunchError):
+    """There is no fork server, so that no run can be started."""
+
+
+class ServerKilledError(ServerError):
+    """The machine lets no fork server live; the settings of the runs are not the cause."""
+
+
+class Forked(Processes):
+    """Ranks forked by a server process that has imported everything, in milliseconds."""
+
+    method = "fork"
+
+    def __init__(self, entry: str, also_preload: str = "") -> None:
+        self.note: str | None = None
+        self._preloaded = f"{entry} {also_preload}"
+        self._living: dict[str, set[int]] = {}
+        self._unreported: list[RankExit] = []
+        self._boot()
+
+    def _boot(self) -> None:
+        self._channel, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the server)
+        self._ready = False
+        self._is_gone = False
+        with far_end:
+            self._server = start_interpreter(
+                "forkserver",
+                (str(far_end.fileno()), self._preloaded),
+                (far_end.fileno(),),
+                stdin=subprocess.DEVNULL,
+                output=self._errors,
+                # Out of the terminal's reach: Ctrl-C is the launcher's to interpret.
+                start_new_session=True,
+            )
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return whether the server has booted, waiting for it at most `timeout_s` seconds.
+
+        Raises
+        ------
+        ServerError
+            If it died instead.
+        _UnsafeToForkError
+            If it booted and must not fork.
+        """
+        if not self._ready and self._readable(timeout_s):
+            message = self._receive()
+            if message is None:
+                code, printed = self._server.wait(), self._printed()
+                if code < 0:
+                    msg = (
+                        f"the fork server was killed by signal {-code} while it imported; look at "
+                        "the machine's memory"
+                    )
+                    raise ServerKilledError(msg)
+                msg = f"the fork server ended with code {code}:\n{printed}"
+                raise ServerError(msg)
+            if message["unsafe"]:
+                raise _UnsafeToForkError(str(message["unsafe"]))
+            self._ready = True
+        return self._ready
+
+    def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
+        """See `Processes`; a server that has died is replaced.
+
+        Raises
+        ------
+        ServerError
+            If there can be no other.
+        """
+        if self._server.poll() is not None:
+            # The next `wait` reports the ranks that it had started.
+            while not self._is_gone:
+                self._unreported = self.wait(0.1)
+            self._channel.close()
+            self._errors.close()
+            try:
+                self._boot()
+            except OSError as error:
+                msg = f"the fork server cannot be started again: {error}"
+                raise ServerKilledError(msg) from None
+        deadline = time.monotonic() + _BOOT_LIMIT_S
+        while not self.is_ready(1.0):
+            if time.monotonic() > deadline:
+                msg = f"the fork server has not booted within {_BOOT_LIMIT_S:g} s"
+                raise ServerError(msg)
+        self._living[start.run] = set(start.numbers)
+        try:
+            # The first locks matter most; the launcher holds all of them anyway.
+            self._send(asdict(start), keep_open[:_MOST_DESCRIPTORS])
+        except OSError as error:
+            # The message was not sent: nobody will report the end of these ranks.
+            del self._living[start.run]
+            msg = f"{start.run} cannot be handed to the fork server: {error}"
+            raise LaunchError(msg) from None
+
+    def wait(self, timeout_s: float) -> list[RankExit]:
+        """See `Processes`."""
+        exits, self._unreported = self._unreported, []
+        if self._is_gone:
+            # A closed channel is always readable: `select` would not wait.
+            time.sleep(0 if exits else timeout_s)
+            return exits
+        while self._readable(0 if exits else timeout_s):
+            message = self._receive()
+            if message is None:
+                return exits + self._bury_all()
+            if "run" in message:
+                ended = RankExit(**message)
+                self._living[ended.run].discard(ended.rank)
+                exits.append(ended)
+        return exits
+
+    def signal(self, run: str, number: int) -> None:
+        """See `Processes`."""
+        self._send({"run": run, "signal": int(number)})
+
+    def close(self) -> None:
+        """See `Processes`."""
+        self._channel.close()
+        if not self._ready:
+            # It is importing, has no ranks, and would notice the close only afterwards.
+            self._server.kill()
+        self._server.wait()
+        self._errors.close()
+
+    def _bury_all(self) -> list[RankExit]:
+        """Report the ranks of a dead server: the system has killed them with it."""
+        self._is_gone = True
+        # Processes that the ranks have started survive the server; all are in its session.
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) == self._server.pid:
+                    process.kill()
+        code = self._server.wait()
+        at = now()
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {self._printed()}"
+        lost = f"the fork server died ({how}), and the ranks of the run with it"
+        ended = [
+            RankExit(run, rank, -signal.SIGKILL, at, lost)
+            for run, ranks in self._living.items()
+            for rank in sorted(ranks)
+        ]
+        self._living.clear()
+        return ended
+
+    def _printed(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace").strip()
+
+    def _readable(self, timeout_s: float) -> bool:
+        return bool(select.select([self._channel], [], [], timeout_s)[0])
+
+    def _receive(self) -> dict[str, Any] | None:
+        try:
+            message = self._channel.recv(1 << 20)
+        except ConnectionError:
+            return None
+        return json.loads(message) if message else None
+
+    def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        with contextlib.suppress(ConnectionError):
+            socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)
+
+
+def open_processes(
+    entry: str,
+    should_stop: Callable[[], bool],
+    also_preload: str = "",
+    *,
+    method: str | None = None,
+) -> Processes | None:
+    """Choose and prepare the way of starting ranks.
+
+    Parameters
+    ----------
+    entry : str
+        Entry point of the ranks; preloaded where they are forked.
+    should_stop : callable
+        Called while the fork server boots.
+    also_preload : str
+        Module that a fork server imports beside the usual ones; empty: none.
+    method : str, optional
+        `fork` or `spawn`; by default fork where that is safe.
+
+    Returns
+    -------
+    Processes or None
+        None if `should_stop` returned True.
+
+    Raises
+    ------
+    LaunchError
+        If the fork server cannot boot, or forking was asked for and is unsafe.
+    """
+    if method is None:
+        method = "fork" if sys.platform == "linux" else "spawn"
+    if method == "spawn":
+        return Spawned()
+    server = Forked(entry, also_preload)
+    try:
+        while not should_stop():
+            if server.is_ready(0.1):
+                return server
+    except _UnsafeToForkError as error:
+        server.close()
+        return Spawned(f"every rank imports for itself, which takes seconds: {error}")
+    except BaseException:
+        server.close()
+        raise
+    server.close()
+    return None
+
 
 PRELOADED = (
     "numpy",
@@ -54,7 +286,6 @@ PRELOADED = (
 class _Group:
     """Process group of one run."""
 
-    run: str
     leader: int
     """Number of the group; no other group can have it until the last member is reaped."""
     ranks: dict[int, int]
@@ -69,7 +300,8 @@ def main(channel: str, entry: str) -> NoReturn:
     channel : str
         File descriptor of a connected SOCK_SEQPACKET socket.
     entry : str
-        Entry point of the ranks; its module is imported ahead.
+        Entry point of the ranks, whose module is imported ahead; perhaps with one more module,
+        after a space.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The launcher obeys the signals; the server lives and dies with the socket.
@@ -84,11 +316,12 @@ def _preload(entry: str) -> None:
     # Imports make no garbage; looking for it takes a fifth of their time.
     gc.disable()
     # The watcher of a program needs none of them.
+    entry, _, another = entry.partition(" ")
     for name in PRELOADED if entry == WORKER else ():
         importlib.import_module(name)
     # Our own modules take a fifth of a second, mostly pydantic's schemas; and the whole sweep
     # then runs one version of the code, whatever is edited meanwhile.
-    for name in (entry.partition(":")[0], os.environ.get(ALSO_PRELOADED, "")):
+    for name in (entry.partition(":")[0], another):
         try:
             if name:
                 importlib.import_module(name)
@@ -148,7 +381,7 @@ class _ForkServer:
 
     def _answer(self) -> bool:
         try:
-            message, inherited, _, _ = socket.recv_fds(self._channel, 1 << 20, MOST_DESCRIPTORS)
+            message, inherited, _, _ = socket.recv_fds(self._channel, 1 << 20, _MOST_DESCRIPTORS)
         except ConnectionError:
             return False
         if not message:
@@ -182,7 +415,7 @@ class _ForkServer:
             if pid == 0:
                 self._become_rank(start, rank, group.leader if group else 0, mask)
             if group is None:
-                group = self._groups[start.run] = _Group(start.run, pid, {})
+                group = self._groups[start.run] = _Group(pid, {})
             group.ranks[pid] = rank
             # The child does the same; whichever is first, neither goes on outside of the group.
             with contextlib.suppress(OSError):
@@ -222,8 +455,8 @@ class _ForkServer:
             if ended is None:
                 return
             pid, at = ended.si_pid, now()
-            groups = self._groups.values()
-            group = next((candidate for candidate in groups if pid in candidate.ranks), None)
+            of_run = (item for item in self._groups.items() if pid in item[1].ranks)
+            run, group = next(of_run, ("", None))
             if group is not None and len(group.ranks) == 1:
                 os.killpg(group.leader, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -231,10 +464,10 @@ class _ForkServer:
                 continue
             rank = group.ranks.pop(pid)
             if not group.ranks:
-                del self._groups[group.run]
+                del self._groups[run]
                 if not self._groups:
                     _kill_descendants()
-            self._send(run=group.run, rank=rank, code=code, at=at)
+            self._send(run=run, rank=rank, code=code, at=at)
 
     def _send(self, **message: object) -> None:
         # `serve` notices a launcher that is gone when it waits for the next message.

@@ -25,8 +25,8 @@ import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
-from batchscape.config import LauncherSettings
 from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path, stacks_path
+from batchscape.record.spec import RunSpec
 from batchscape.text import list_text
 
 FACTOR = 20.0
@@ -52,14 +52,8 @@ class HangWatch:
     ----------
     place : str
         Beginning of the paths of the shared files.
-    ranks : int
-        Number of processes that are watched, the first ones of the run.
-    settings : LauncherSettings
-        Holds the times of the rule.
-    is_program : bool
-        Whether the run is a program of the user's own, watched by its log and metrics.
-    has_others : bool
-        Whether the run has ranks on other nodes.
+    spec : RunSpec
+        Of the run; its processes on the first node are watched.
 
     Raises
     ------
@@ -67,19 +61,10 @@ class HangWatch:
         If the shared files cannot be made.
     """
 
-    def __init__(
-        self,
-        place: str,
-        ranks: int,
-        settings: LauncherSettings,
-        *,
-        is_program: bool,
-        has_others: bool = False,
-    ) -> None:
-        self._place = place
-        self._has_others = has_others
-        self._settings = settings
-        self.is_program = is_program
+    def __init__(self, place: str, spec: RunSpec) -> None:
+        self._place, self._spec = place, spec
+        ranks = min(spec.processes, spec.geometry.devices_per_node)
+        self._has_others = ranks < spec.processes
         self._hearts = [Heartbeat(beats_path(place, r), create=True) for r in range(ranks)]
         self._beats = [heart.read() for heart in self._hearts]
         self._looked_at: float | None = None
@@ -153,13 +138,13 @@ class HangWatch:
 
     def _limit(self) -> tuple[float | None, str]:
         """Return how long the ranks may be silent now, and the rule in words."""
-        launcher, step_s = self._settings, self._step_time_s
+        launcher, step_s = self._spec.config.launcher, self._step_time_s
         least_s, outside_s = launcher.hang_s, launcher.hang_outside_s
-        if least_s is None or outside_s is None or (step_s is None and self.is_program):
+        if least_s is None or outside_s is None or (step_s is None and self._spec.is_program):
             return None, ""
         name = "hang_s"
         within = all(beat.phase in _WITHIN_STEPS for beat in self._beats)
-        if step_s is None or self.is_program or not within:
+        if step_s is None or self._spec.is_program or not within:
             name, least_s = "6 x hang_s", outside_s
         if step_s is None:
             return least_s, f"{name} = {least_s:g} s"
@@ -168,7 +153,7 @@ class HangWatch:
 
     def _describe(self, limit_s: float, rule: str) -> Hang:
         silence = f"no heartbeat for {limit_s:.4g} s ({rule})"
-        if self.is_program:
+        if self._spec.is_program:
             done = self._beats[0].optimizer_step
             reason = f"the program hangs after optimizer step {done}: neither its log nor its "
             return Hang(f"{reason}metrics grew, {silence}", None)

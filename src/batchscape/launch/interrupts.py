@@ -1,47 +1,35 @@
-"""Signals that ask the launcher to stop: they are counted, or raised as Ctrl-C is."""
+"""Signals that ask the launcher to stop: they are counted, or raised as Ctrl-C is.
+
+A signal that the process ignores (as under `nohup`) stays ignored. Outside of the main thread
+Python delivers no signals, and nothing changes.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from types import FrameType
+from typing import NoReturn
 
-_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP while it is entered, and restores the old handlers.
-
-    Outside of the main thread Python delivers no signals, and none is counted. A signal that the
-    process ignores (as under `nohup`) stays ignored.
-    """
+    """Counts SIGINT, SIGTERM and SIGHUP."""
 
     def __init__(self) -> None:
         self.count = 0
         """Signals so far."""
         self.first: str | None = None
         """Name of the first one."""
-        self._previous: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            for number in _ASKING:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._previous[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous.clear()
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count signals, and restore the handlers before."""
+        with _handled((signal.SIGINT, *_TERMINATIONS), self._note):
+            yield
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
@@ -50,21 +38,25 @@ class Interrupts:
 
 @contextmanager
 def terminations_as_interrupts() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, as SIGINT does.
-
-    A signal that the process ignores stays ignored. Outside of the main thread nothing changes.
-    """
+    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, as SIGINT does."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    previous: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
-                previous[number] = signal.signal(number, interrupt)
+    with _handled(_TERMINATIONS, interrupt):
+        yield
+
+
+@contextmanager
+def _handled(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Handle signals, and restore the handlers before."""
+    is_main = threading.current_thread() is threading.main_thread()
+    heeded = [n for n in numbers if is_main and signal.getsignal(n) is not signal.SIG_IGN]
+    previous = [(number, signal.signal(number, handler)) for number in heeded]
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, before in previous:
+            signal.signal(number, before)

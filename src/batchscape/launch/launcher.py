@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -10,16 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
-from batchscape.config import Command, NoTracker, Transformers
+from batchscape.config import NoTracker, Transformers
 from batchscape.errors import BatchscapeError, DiskError, LaunchError
-from batchscape.launch.active import ActiveRun
-from batchscape.launch.attempts import OTHER_LAUNCHER, Attempts, scratch_folder
+from batchscape.launch.attempt import ActiveRun, Attempts
 from batchscape.launch.beginnings import Branches
 from batchscape.launch.child import COMMAND_WORKER, WORKER
-from batchscape.launch.devices import Lease, Presence
-from batchscape.launch.ending import remove_dead_writes
-from batchscape.launch.failures import Failures
-from batchscape.launch.forked import ServerError, ServerKilledError, open_processes
+from batchscape.launch.devices import OTHER_LAUNCHER, Lease, Presence
+from batchscape.launch.failures import equal_failures, too_many_failures
+from batchscape.launch.forkserver import ServerError, ServerKilledError, open_processes
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.oom_knowledge import OomKnowledge
 from batchscape.launch.placement import Placement
@@ -29,15 +28,14 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
-from batchscape.record.causes import Cause
-from batchscape.record.disk import check_usable, explained, read_each
+from batchscape.launch.scratch import scratch_folder
+from batchscape.record.disk import check_usable, explained
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import sweep_lock
-from batchscape.record.outcome import RankExit
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import is_tried_again
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Cause, RankExit, RunStatus, Status
 from batchscape.terminal import OutgoingConsole
 from batchscape.tracking.mirror import Mirror, may_mirror_live
 
@@ -146,6 +144,7 @@ class Launcher:
         self._predictions: dict[str, Mapping[str, Any]] = {}
         self._results_at_request = -1
         self._stop_reason: str | None = None
+        self._equal_failures: str | None = None
         self._retries: Counter[str] = Counter()
         self._retry_queue: list[RunSpec] = []
         self._active: dict[str, ActiveRun] = {}
@@ -168,10 +167,8 @@ class Launcher:
         if not self._specs:
             return SweepResult((), interrupted=False)
         config = self._specs[0].config
-        self._failures = Failures(self._sweep, config.launcher.max_failures)
         check_usable(self._sweep)
         with sweep_lock(self._sweep), ExitStack() as stack:
-            remove_dead_writes(self._sweep)
             self._remaining = RemainingRuns(
                 self._specs, self._sweep, statuses_to_retry(config.launcher.retry)
             )
@@ -184,7 +181,7 @@ class Launcher:
             self._branches = Branches(sharing, self._sweep, self._is_open)
             if missing:
                 stack.enter_context(self._presence)
-                with self._interrupts:
+                with self._interrupts.counted():
                     self._launch(missing)
             if not self._is_part:
                 self._branches.remove_unneeded()
@@ -203,9 +200,8 @@ class Launcher:
             return self._interrupts.count > 0
 
         with ExitStack() as stack:
-            configs = [spec.config for spec in missing]
-            are_programs = all(isinstance(config.engine, Command) for config in configs)
-            is_slow = any(isinstance(config.model, Transformers) for config in configs)
+            are_programs = all(spec.is_program for spec in missing)
+            is_slow = any(isinstance(spec.config.model, Transformers) for spec in missing)
             try:
                 processes = self._opens(
                     COMMAND_WORKER if are_programs else self._entry,
@@ -241,11 +237,8 @@ class Launcher:
                 self._progress.warn,
                 own_share=self._branches.own_share,
             )
-            over = [s for s in self._remaining.specs if s.run_id in self._remaining.settled]
-            paths = [self._sweep.run(spec.run_id).status for spec in over]
-            statuses = read_each(RunStatus.if_readable, paths, self._sweep.path)
-            for spec, status in zip(over, statuses, strict=True):
-                if status is not None:
+            for spec in self._remaining.specs:
+                if (status := self._remaining.statuses.get(spec.run_id)) is not None:
                     self._placement.learn(spec, status)
             self._attempts = Attempts(
                 self._sweep,
@@ -353,10 +346,10 @@ class Launcher:
         if waiting is not None and waiting in queue and self._claims.is_claimed_by_other(waiting):
             # Nobody waits for devices for a run that another launcher has.
             queue.remove(waiting)
-        if queue and (reason := self._failures.why_next(queue)):
+        if queue and self._equal_failures is not None:
             if self._active:
                 return  # how these end decides
-            self._stop(reason)
+            self._stop(self._equal_failures)
         has_slot = len(self._active) < self._specs[0].config.launcher.concurrent_runs
         ready = deque(spec for spec in queue if has_slot and self._branches.can_begin(spec))
         while self._stop_reason is None and (placed := self._placement.next(ready)) is not None:
@@ -373,23 +366,26 @@ class Launcher:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
         try:
             claim = self._claims.take(spec)
-            if claim is not None and not isinstance(claim, RunResult):
-                refusal = self._oom.refusal(spec)
-                if refusal is None:
-                    self._presence.show()
-                    others = self._presence.others()
-                    run = self._attempts.begin(spec, lease, claim, others=others)
-                    # A server that died meanwhile was replaced by this start.
-                    if self._processes.note is not None:
-                        self._progress.warn(self._processes.note)
-                        self._processes.note = None
-                    return run
+            if claim is None:
+                return None
+            if isinstance(claim, RunResult):
+                self._oom.learn(spec)
+                self._settle(claim)
+                self._progress.run_settled(claim)
+                return None
+            if (refusal := self._oom.refusal(spec)) is not None:
                 self._reject(spec, refusal)
                 return None
+            self._presence.show()
+            run = self._attempts.begin(spec, lease, claim, others=self._presence.others())
+            # A server that died meanwhile was replaced by this start.
+            if self._processes.note is not None:
+                self._progress.warn(self._processes.note)
+                self._processes.note = None
+            return run
         except ServerError as error:
             self._stop(f"no process can be started any more: {error}")
             self._claims.release(spec.run_id, Status.PENDING)
-            return None
         except (BatchscapeError, OSError) as error:
             self._claims.release(spec.run_id, Status.FAILED)
             cause = explained(error, self._sweep.path)
@@ -397,14 +393,7 @@ class Launcher:
                 self._stop_for_the_disk(str(cause))  # the run is as open as it was
             else:
                 log = self._sweep.run(spec.run_id).log
-                result = RunResult(spec.run_id, Status.FAILED, str(error), log)
-                self._settle(result)
-                self._progress.run_refused(result)
-            return None
-        if claim is not None:
-            self._oom.learn(spec)
-            self._settle(claim)
-            self._progress.run_settled(claim)
+                self._refuse(RunResult(spec.run_id, Status.FAILED, str(error), log))
         return None
 
     def _reject(self, spec: RunSpec, reason: str) -> None:
@@ -414,9 +403,7 @@ class Launcher:
         status = RunStatus(Status.REJECTED, reason=reason, cause=Cause.OUT_OF_MEMORY)
         status.write(folder.status)
         self._claims.release(spec.run_id, status.status)
-        result = RunResult.of(folder, status)
-        self._settle(result)
-        self._progress.run_refused(result)
+        self._refuse(RunResult.of(folder, status))
 
     def _end(self, run: ActiveRun, status: RunStatus) -> None:
         """Give back the devices of a run that has ended; settle it, unless it is tried again."""
@@ -433,9 +420,9 @@ class Launcher:
             return
         self._claims.release(run.spec.run_id, status.status)
         self._oom.learn(run.spec)
-        failed = run.spec if status.status is Status.FAILED else None
-        self._settle(RunResult.of(run.folder, status), failed)
-        self._progress.run_ended(run, status)
+        result = RunResult.of(run.folder, status)
+        self._settle(result)
+        self._progress.run_ended(run.spec, status, result.untimed, time.monotonic() - run.began)
 
     def _give_up(self, run_id: str) -> None:
         """Settle a run that another launcher has taken over, as this one was cut off."""
@@ -447,7 +434,10 @@ class Launcher:
             run.hangs.close()
             self._placement.release(run.spec)
         log = self._sweep.run(run_id).log
-        result = RunResult(run_id, Status.INTERRUPTED, reason, log, by_another=True)
+        self._refuse(RunResult(run_id, Status.INTERRUPTED, reason, log, by_another=True))
+
+    def _refuse(self, result: RunResult) -> None:
+        """Settle a run that does not begin here, or not to its end."""
         self._settle(result)
         self._progress.run_refused(result)
 
@@ -468,8 +458,10 @@ class Launcher:
         self._retry_queue.append(run.spec)
         return True
 
-    def _settle(self, result: RunResult, failed: RunSpec | None = None) -> None:
+    def _settle(self, result: RunResult) -> None:
+        """Note how a run ended, and whether the ends so far stop the launch."""
         self._results[result.run_id] = result
-        self._failures.note(result, failed)
-        if (reason := self._failures.too_many) is not None:
+        results, most = self._results.values(), self._specs[0].config.launcher.max_failures
+        if (reason := too_many_failures(results, most)) is not None:
             self._stop(reason)
+        self._equal_failures = equal_failures(results, self._sweep) if most is None else None

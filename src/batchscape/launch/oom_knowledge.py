@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
-from batchscape.launch.attempts import OTHER_LAUNCHER
+from batchscape.launch.devices import OTHER_LAUNCHER
 from batchscape.plan.room import room_gib, why_too_large
 from batchscape.record.disk import read_each
 from batchscape.record.files import read_json

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from batchscape.config import Local
 from batchscape.launch.devices import DeviceLocks, DevicePool, Lease
 from batchscape.launch.schedule import makespan_s
-from batchscape.record.progress import remaining_s
+from batchscape.record.overview import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 from batchscape.train.timeline import Timeline
 
 if TYPE_CHECKING:
-    from batchscape.launch.active import ActiveRun
+    from batchscape.launch.attempt import ActiveRun
     from batchscape.plan.machine import Machine
 
 _PAUSE_S = 1.0
@@ -67,8 +67,8 @@ class Placement:
         self._launcher = launcher
         # The devices of an allocation belong to its job.
         is_local = isinstance(launcher, Local)
-        self._locks = DeviceLocks(device_type, names, warn) if is_local else None
-        self._pool = DevicePool(names, launcher.runs_per_device, self._locks)
+        self._locks = DeviceLocks(device_type, names, warn, is_needed=is_local)
+        self._pool = DevicePool(self._locks, launcher.runs_per_device)
         self._leases: dict[str, Lease] = {}
         self.waiting: RunSpec | None = None
         """The run at the head of the queue, for which there is no room."""
@@ -96,14 +96,13 @@ class Placement:
         if not queue or len(self._leases) >= self._launcher.concurrent_runs:
             self.close()
             return None
-        self._show_waiting(False)
-        is_paused = time.monotonic() < self._paused_until_s
-        if is_paused and self._locks is not None and self._locks.others_wait():
+        self._locks.show_waiting(False)
+        if time.monotonic() < self._paused_until_s and self._locks.others_wait():
             return None
         spec = min(queue, key=self._sort_key) if self._launcher.concurrent_runs > 1 else queue[0]
         lease = self._pool.lease(spec.geometry.data_parallel_size)
         self.waiting = spec if lease is None else None
-        self._show_waiting(self._pool.waits_for_others)
+        self._locks.show_waiting(self._pool.waits_for_others)
         if lease is None:
             return None
         self._leases[spec.run_id] = lease
@@ -117,7 +116,7 @@ class Placement:
             left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
             if left_s is None:
                 left_s = self.expected_s(run.spec) - (time.monotonic() - run.began)
-            runs.append((run.lease.ranks, left_s))
+            runs.append((run.spec.geometry.data_parallel_size, left_s))
         ordered = list(queue)
         if self._launcher.concurrent_runs > 1:
             ordered.sort(key=self._sort_key)
@@ -155,7 +154,7 @@ class Placement:
     @property
     def why_waiting(self) -> str | None:
         """Why no run starts, where other launchers are the reason."""
-        if self._locks is None or self.waiting is None or not self._pool.waits_for_others:
+        if self.waiting is None or not self._pool.waits_for_others:
             return None
         return (
             f"Waiting for {self._noun} that another launcher holds (`lslocks` shows who locks "
@@ -171,11 +170,7 @@ class Placement:
         """Give other launchers the devices that no run is on, and wait for none."""
         self.waiting = None
         self._pool.close()
-        self._show_waiting(False)
-
-    def _show_waiting(self, is_waiting: bool) -> None:
-        if self._locks is not None:
-            self._locks.show_waiting(is_waiting)
+        self._locks.show_waiting(False)
 
     def learn(self, spec: RunSpec, status: RunStatus) -> None:
         """Note the time that a sealed run took, in all its attempts."""

@@ -9,14 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from batchscape.config import Affects, Command, that_affect
+from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.launch.child import Start
 from batchscape.launch.processes import Processes
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
-from batchscape.record.outcome import RankExit
 from batchscape.record.spec import RunSpec
+from batchscape.record.status import RankExit
 
 PREDICTOR = "batchscape.predictor:main"
 """Entry point of the process that predicts; its folder holds a `config.json` for each run."""
@@ -66,9 +66,7 @@ def predict(
             if path.exists():
                 predictions[spec.run_id] = read_json(path)
     unpredicted = [
-        spec
-        for spec in missing
-        if spec.run_id not in predictions and not isinstance(spec.config.engine, Command)
+        spec for spec in missing if spec.run_id not in predictions and not spec.is_program
     ]
     if not unpredicted:
         return predictions, None

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from batchscape.errors import LaunchError
 from batchscape.launch.child import Start, start_interpreter
 from batchscape.record.instants import now
-from batchscape.record.outcome import RankExit
+from batchscape.record.status import RankExit
 
 _POLL_S = 0.02
 """Time between looks at the processes."""

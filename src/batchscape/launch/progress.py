@@ -18,14 +18,13 @@ from rich.live import Live
 from rich.text import Text
 
 from batchscape.launch.result import RunResult, SweepResult
-from batchscape.record.progress import remaining_s
+from batchscape.record.overview import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status, StopReason
-from batchscape.record.timing import why_untimed
 from batchscape.text import count_text, duration_text
 
 if TYPE_CHECKING:
-    from batchscape.launch.active import ActiveRun
+    from batchscape.launch.attempt import ActiveRun
 
 
 _REFRESH_S = 1.0
@@ -121,26 +120,31 @@ class Progress:
             return
         attempt = len(run.status.attempts)
         again = f", attempt {attempt}" if attempt > 1 else ""
-        ranks = count_text(run.lease.ranks, "rank")
+        ranks = count_text(run.spec.geometry.data_parallel_size, "rank")
         label = self._label(run.spec.run_id)
         self.note(f"[{self._over + 1}/{self._total}] {label} started ({ranks}{again})")
 
-    def run_ended(self, run: ActiveRun, status: RunStatus) -> None:
-        """Report how a run ended."""
-        duration = duration_text(round(time.monotonic() - run.began))
-        is_completed = status.status is Status.COMPLETED
-        untimed = why_untimed(run.launch, status.summary) if is_completed else None
-        counted = "tokens" if run.spec.data.task == "next_token" else "samples"
+    def run_ended(
+        self, spec: RunSpec, status: RunStatus, untimed: str | None, took_s: float | None = None
+    ) -> None:
+        """Report how a run ended, and once a reason why the times of a completed one do not count.
+
+        Parameters
+        ----------
+        spec : RunSpec
+        status : RunStatus
+        untimed : str or None
+            Why its times do not count.
+        took_s : float, optional
+            Time of its last attempt, in seconds; None where a job had it.
+        """
+        counted = "tokens" if spec.data.task == "next_token" else "samples"
         described = _ended_text(status, counted if untimed is None else None)
-        self._note_run(run.spec.run_id, status.status, f"{described}, {duration}")
+        took = "" if took_s is None else f", {duration_text(round(took_s))}"
+        self._note_run(spec.run_id, status.status, f"{described}{took}")
         if untimed is not None and untimed not in self._untimed_reasons:
             self._untimed_reasons.add(untimed)
             self.note(f"Its losses and memory count, its times do not: {untimed}", "yellow")
-
-    def run_followed(self, spec: RunSpec, status: RunStatus) -> None:
-        """Report how a run ended that a job had."""
-        counted = "tokens" if spec.data.task == "next_token" else "samples"
-        self._note_run(spec.run_id, status.status, _ended_text(status, counted))
 
     def run_retried(self, run_id: str, reason: str) -> None:
         """Report a run that is tried again."""

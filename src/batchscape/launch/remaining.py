@@ -13,15 +13,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from batchscape.errors import RecordError
-from batchscape.launch.ending import clear_away, seal_from_rows
+from batchscape.launch.attempt import write_end
 from batchscape.launch.result import RunResult
 from batchscape.record.claims import CLAIMS, RunClaim
 from batchscape.record.disk import read_each
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import hold
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import Next, read_state, verify_seal
+from batchscape.record.state import Next, final_end, read_state
 from batchscape.record.status import FAULTS, RunStatus, Status
+from batchscape.record.tables import clear_away, verify_seal
 from batchscape.text import count_text, list_text
 
 _LOOK_S, _LONGEST_S = 1.0, 0.05
@@ -196,6 +197,8 @@ class RemainingRuns:
         All runs.
     settled : dict of str to RunResult
         Runs that are not to be launched, by name.
+    statuses : dict of str to RunStatus
+        Content of `status.json` of all runs that can be read, as it was found, by name.
     missing : list of RunSpec
         The others, in their order.
     """
@@ -206,7 +209,7 @@ class RemainingRuns:
         self._sweep = sweep
         self._retry = retry
         self.specs: list[RunSpec] = []
-        self._attempts: dict[str, int] = {}
+        self.statuses: dict[str, RunStatus] = {}
         self.settled: dict[str, RunResult] = {}
         self.missing = self.add(specs)
 
@@ -234,7 +237,7 @@ class RemainingRuns:
             state = read_state(folder, spec, is_ours=True)
             if not folder.status.exists() or state.record.status is Status.REJECTED:
                 state = replace(state, record=_make_pending(spec, folder, self._sweep))
-            self._attempts[spec.run_id] = len(state.record.attempts)
+            self.statuses[spec.run_id] = state.record
             next_step = state.next_step(self._retry)
             if next_step is Next.SKIP:
                 verify_seal(folder, state.record)
@@ -269,10 +272,12 @@ class RemainingRuns:
         folder = self._sweep.run(spec.run_id)
         state = read_state(folder, spec, is_ours=True)
         # A fault is repeated once a launch, and not where another launcher has repeated it.
-        is_new = len(state.record.attempts) != self._attempts[spec.run_id]
+        is_new = len(state.record.attempts) != len(self.statuses[spec.run_id].attempts)
         next_step = state.next_step(() if is_new else self._retry)
-        if next_step is Next.SEAL and seal_from_rows(spec, folder, state.record):
-            return RunResult.of(folder, state.record)
+        if next_step is Next.SEAL and (end := final_end(folder, spec.processes)) is not None:
+            with suppress(RecordError):  # where its rows are damaged, it is trained again
+                write_end(spec, folder, state.record, *end)
+                return RunResult.of(folder, state.record)
         if next_step is Next.SKIP:
             clear_away(folder)  # its launcher may have died right after the seal
         if next_step in {Next.SKIP, Next.LEAVE, Next.REJECT}:

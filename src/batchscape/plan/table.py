@@ -32,10 +32,10 @@ from batchscape.record.disk import check_usable
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.locks import hold
+from batchscape.record.overview import run_progress
 from batchscape.record.placeholders import not_passed
-from batchscape.record.progress import run_progress
 from batchscape.record.spec import RunSpec, plain_geometry
-from batchscape.record.state import is_rejected_by_plan, unsealed
+from batchscape.record.state import unsealed
 from batchscape.record.status import RunStatus, Status
 from batchscape.text import count_text
 
@@ -241,8 +241,7 @@ def _row(cell: PlannedCell) -> dict[str, Any]:
 def _status(folder: RunFolder) -> str:
     """Return the status of a planned run: that on the disk, unless it is to start anew."""
     progress = run_progress(folder)
-    starts_anew = is_rejected_by_plan(progress.status, progress.cause)
-    return str(Status.PENDING) if starts_anew else progress.status
+    return str(Status.PENDING) if progress.is_rejected_by_plan else progress.status
 
 
 def _rejected_table(rows: list[dict[str, Any]]) -> Table:

@@ -8,10 +8,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from batchscape.record.causes import OUT_OF_MEMORY, Cause
 from batchscape.record.files import end_of
-from batchscape.record.outcome import killed_by
-from batchscape.record.status import Status
+from batchscape.record.state import killed_by
+from batchscape.record.status import OUT_OF_MEMORY, Cause, Status
 
 EXIT_ADVICE = (
     "end main() by sys.stdout.flush(); os._exit(0) once all is written, see docs/own_script.md"

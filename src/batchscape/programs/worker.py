@@ -36,14 +36,12 @@ from batchscape.programs.program import (
 )
 from batchscape.programs.rows import RowWriter, diverged_at, rank_rows
 from batchscape.programs.tree import TreeMemory, driver_memory
-from batchscape.record.causes import Cause, is_fault_of_the_machine
-from batchscape.record.disk import explained
+from batchscape.record.disk import explained, is_fault_of_the_machine
 from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.heartbeat import Phase, beat
-from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import Status, StopReason
+from batchscape.record.status import Cause, Outcome, Status, StopReason
 
 _POLL_S = 0.1
 _STOP_GRACE_S = 15.0
@@ -74,7 +72,7 @@ def main(run_dir: str, rank: int) -> int:
         status, cause, reason = _failure(error, folder)
     Outcome(
         status,
-        0 if supervision is None else supervision.optimizer_step,
+        optimizer_step=0 if supervision is None else supervision.optimizer_step,
         stop_reason=StopReason.BUDGET if status is Status.COMPLETED else None,
         reason=reason,
         cause=cause,

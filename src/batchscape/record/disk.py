@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 
 _CAUSES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
 """Errors of a write that the disk causes, and not the arguments."""
+_MACHINE_FAULTS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+    errno.ESTALE,
+    errno.ENFILE,
+    errno.EMFILE,
+    errno.EAGAIN,
+}
+"""Errors of the system that its disks and limits cause, and not the settings of a run."""
 _PROBE_BYTES = 1 << 16
 """Space that a run needs to begin: its JSON files and first rows."""
 _LONGEST_CHAIN = 10
@@ -140,6 +152,13 @@ def causes_of(error: BaseException, *, hidden: bool = False) -> Iterator[BaseExc
         yield cause
         is_hidden = cause.__suppress_context__ and not hidden
         cause = cause.__cause__ or (None if is_hidden else cause.__context__)
+
+
+def is_fault_of_the_machine(error: BaseException) -> bool:
+    """Return whether the machine caused an exception: a full or failing disk, or a network."""
+    if isinstance(error, ConnectionError):
+        return True
+    return isinstance(error, OSError) and error.errno in _MACHINE_FAULTS
 
 
 def disk_trouble(folder: Path) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 from batchscape.errors import DamageError, RecordError
 from batchscape.outgoing import redact_json
 from batchscape.record.disk import disk_error
+from batchscape.record.folder import FORMAT_VERSION
 
 
 class Tail:
@@ -157,6 +158,49 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror}"
         raise RecordError(msg) from None
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a JSON object of this format version, and return it without the version.
+
+    Raises
+    ------
+    RecordError
+        If the file is missing, damaged, or of another format version.
+    """
+    content = read_json(path)
+    version = content.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        msg = (
+            f"{path} has format version {version}; this batchscape reads version {FORMAT_VERSION}. "
+            "Use the batchscape that wrote it, or another sweep_dir"
+        )
+        raise RecordError(msg)
+    return content
+
+
+def read_sealed(path: Path, sealed: Mapping[str, Any]) -> bytes:
+    """Read a sealed file, and check its hash.
+
+    Parameters
+    ----------
+    path : Path
+    sealed : mapping
+        Its entry in `RunStatus.seal`.
+
+    Raises
+    ------
+    DamageError
+        If it is missing or differs.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    if hashlib.sha256(content).hexdigest() != sealed["sha256"]:
+        msg = f"{path} is missing or differs from what was sealed"
+        raise DamageError(msg)
+    return content
 
 
 def parse_row(text: bytes) -> dict[str, Any]:

@@ -1,22 +1,47 @@
-"""The state of a whole sweep: what is done, what runs, what failed, and what to do next."""
+"""How a whole sweep stands: what is done, runs, failed, and is next; no table is loaded.
+
+`batchscape status` shows it as a text for a terminal of any width, or as JSON.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import math
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from batchscape.errors import RecordError
 from batchscape.outgoing import outgoing_json
-from batchscape.record.causes import Cause
-from batchscape.record.folder import SweepFolder
+from batchscape.record.disk import read_each
+from batchscape.record.files import last_row
+from batchscape.record.folder import RunFolder, SweepFolder, no_runs
+from batchscape.record.instants import file_age_s
 from batchscape.record.locks import is_held
-from batchscape.record.progress import RunProgress, sweep_progress
-from batchscape.record.state import UNREADABLE, Next, is_rejected_by_plan
-from batchscape.record.status import Status
+from batchscape.record.state import Next, RunState, read_state
+from batchscape.record.status import FAULTS, Cause, Status, StopReason
+from batchscape.record.timing import untimed_text, why_run_untimed
 from batchscape.record.trial_counts import TrialCounts, count_trials
+from batchscape.text import count_text, duration_text
+
+UNREADABLE = "unreadable"
+"""Shown in place of a status that is damaged, of another format version, or cannot be read."""
+_MOST_LISTED = 20
+"""Runs that are listed in each section; `--json` has all."""
+_STOPPED: dict[str | None, str] = {
+    StopReason.TARGET: ", target reached",
+    StopReason.TIMED: ", timed alone",
+}
 
 UNREADABLE_ADVICE = (
     "mend what the reason says, use the version of batchscape that wrote it, or delete the folder "
@@ -74,29 +99,128 @@ _NOT_LAUNCHED = (
 """Advice on a run that was rejected because it cannot fit."""
 
 
-def advice(status: Status | str, cause: Cause | None = None) -> str:
-    """Return what to do about a run.
+@dataclass(frozen=True)
+class RunProgress:
+    """Progress of one run."""
+
+    run_id: str
+    status: str
+    """A `Status`, or `unreadable`."""
+    optimizer_step: int | None = None
+    """Optimizer steps done."""
+    optimizer_steps: int | None = None
+    """Optimizer steps in all; None for a rejected cell."""
+    loss: float | None = None
+    """Latest training loss; of a sealed run, the loss over its last tenth."""
+    age_s: float | None = None
+    """Time since the last row of an open run."""
+    reason: str | None = None
+    cause: str | None = None
+    """`Cause` of its end, where it did not complete."""
+    stop_reason: str | None = None
+    """Why a completed run stopped."""
+    rank: int | None = None
+    """The rank that raised the cause first."""
+    phase: str | None = None
+    """What that rank was doing."""
+    attempts: int = 0
+    """Starts of its processes so far."""
+    checkpoint_step: int | None = None
+    """Optimizer steps in the newest checkpoint of an open run; None without one."""
+    left_s: float | None = None
+    """Remaining time of a running run, see `remaining_s`."""
+    launcher: str | None = None
+    """Process id and machine of the launcher of a running run."""
+    untimed: str | None = None
+    """Why the times of a completed run do not count."""
+    next: Next = Next.BEGIN
+    """Next step of the same command."""
+
+    @property
+    def is_rejected_by_plan(self) -> bool:
+        """Whether a plan rejected it; a launcher does where a smaller run was out of memory.
+
+        What an earlier plan rejected, on a smaller machine, starts anew where a plan has it again;
+        what a launcher rejected it will mostly reject again.
+        """
+        return self.status == Status.REJECTED and self.cause != Cause.OUT_OF_MEMORY
+
+    @property
+    def advice(self) -> str:
+        """What to do about the run, in one line."""
+        if self.next is Next.SEAL:
+            return SEAL_ADVICE
+        if self.status == UNREADABLE:
+            return UNREADABLE_ADVICE
+        status = Status(self.status)
+        if status is Status.REJECTED and not self.is_rejected_by_plan:
+            return _NOT_LAUNCHED
+        if status.ended_after_launch and status is not Status.COMPLETED and self.cause is not None:
+            return CAUSE_ADVICE[Cause(self.cause)]
+        return STATUS_ADVICE[status]
+
+
+def run_progress(folder: RunFolder) -> RunProgress:
+    """Read the progress of a run; read again where its launcher may have written meanwhile."""
+    with contextlib.suppress(RecordError, OSError):
+        return _progress(read_state(folder))
+    try:
+        return _progress(read_state(folder))
+    except (RecordError, OSError) as error:
+        return RunProgress(folder.path.name, UNREADABLE, reason=str(error), next=Next.LEAVE)
+
+
+def _progress(state: RunState) -> RunProgress:
+    folder, record = state.folder, state.record
+    end = state.shown
+    is_running, is_completed = end.status is Status.RUNNING, end.status is Status.COMPLETED
+    row = {} if record.seal else last_row(folder.lines("steps"))
+    loss = record.summary.get("final_loss") if record.seal else row.get("loss")
+    steps = (state.config.get("resolved") or {}).get("optimizer_steps")
+    return RunProgress(
+        run_id=folder.path.name,
+        status=str(end.status),
+        optimizer_step=(
+            record.summary.get("optimizer_steps") if record.seal else row.get("optimizer_step")
+        ),
+        optimizer_steps=steps,
+        loss=None if loss is None or math.isnan(loss) else loss,
+        age_s=file_age_s(folder.lines("steps")) if row else None,
+        reason=end.reason,
+        cause=end.cause,
+        stop_reason=end.stop_reason,
+        rank=end.rank,
+        phase=end.phase,
+        attempts=len(record.attempts),
+        checkpoint_step=None if record.seal else folder.checkpoint_step,
+        left_s=remaining_s(row, steps) if is_running else None,
+        launcher=state.holder if is_running else None,
+        untimed=why_run_untimed(folder, record) if is_completed else None,
+        next=state.next_step(),
+    )
+
+
+def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | None:
+    """Return the remaining time of a run at the time of its latest step, without evaluations.
 
     Parameters
     ----------
-    status : Status or str
-        Or `UNREADABLE`.
-    cause : Cause, optional
-        Cause of its end; None where it has not ended, or completed.
+    row : mapping
+        Latest row of its optimizer steps; may be empty.
+    optimizer_steps : int or None
+        Optimizer steps in all.
 
     Returns
     -------
-    str
-        One line.
+    float or None
+        In seconds. None during warm-up, whose steps differ in time, or where no time is known.
     """
-    if status == UNREADABLE:
-        return UNREADABLE_ADVICE
-    status = Status(status)
-    if status is Status.REJECTED and not is_rejected_by_plan(status, cause):
-        return _NOT_LAUNCHED
-    if status.ended_after_launch and status is not Status.COMPLETED and cause is not None:
-        return CAUSE_ADVICE[cause]
-    return STATUS_ADVICE[status]
+    done, spent_s = row.get("optimizer_step"), row.get("train_time_s")
+    if not done or spent_s is None or optimizer_steps is None or row.get("warmup"):
+        return None
+    # The mean, where a program logs no step times, includes the slow first step.
+    step_s = row.get("step_time_s") or spent_s / done
+    return max(0.0, float(step_s) * (optimizer_steps - int(done)))
 
 
 STATES = {
@@ -147,7 +271,7 @@ class Overview:
             "counts": self.counts,
             "next": self.next_steps,
             "trials": None if self.trials is None else asdict(self.trials),
-            "runs": [{**asdict(run), "advice": advice_of(run)} for run in self.runs],
+            "runs": [{**asdict(run), "advice": run.advice} for run in self.runs],
         }
         return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
 
@@ -166,14 +290,18 @@ def overview(sweep: SweepFolder) -> Overview:
         planned = [row["run_id"] for row in rows if row["planned"] == "launch"]
     except (OSError, ValueError, KeyError, csv.Error):
         planned = []  # the plan is derived: a damaged one counts for nothing
-    runs = sweep_progress(sweep) if sweep.run_folders() or not planned else []
+    folders = sweep.run_folders()
+    if not folders and not planned:
+        msg = no_runs(sweep.path)
+        raise RecordError(msg)
+    runs = read_each(run_progress, folders, sweep.path)
     names = {run.run_id for run in runs}
     runs += [RunProgress(name, str(Status.PENDING)) for name in planned if name not in names]
     # A search works between its launches too, and on its trials in another folder.
     locks = (sweep.lock, sweep.search.search_lock, sweep.search_lock)
     at_work = any(map(is_held, locks)) or any(run.status == Status.RUNNING for run in runs)
     trials = count_trials(sweep)
-    is_searching = trials is not None and (trials.left or trials.grid_is_left)
+    is_searching = trials is not None and trials.is_unfinished
     is_unfinished = is_searching or any(run.next.is_work for run in runs)
     return Overview(
         sweep_dir=sweep.path,
@@ -184,8 +312,148 @@ def overview(sweep: SweepFolder) -> Overview:
     )
 
 
-def advice_of(run: RunProgress) -> str:
-    """Return the advice on a run."""
-    if run.next is Next.SEAL:
-        return SEAL_ADVICE
-    return advice(run.status, None if run.cause is None else Cause(run.cause))
+def overview_text(sweep: Overview) -> RenderableType:
+    """Return the overview of a sweep for people, the most urgent part first."""
+    by = f" (launchers: {', '.join(sweep.launchers)})" if sweep.launchers else ""
+    headline = Text(f"{sweep.sweep_dir}: {sweep.state}{by}", style="bold")
+    counts = dict(sweep.counts)
+    rejected = counts.pop(str(Status.REJECTED), 0)
+    listing = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
+    text = f"{count_text(sum(counts.values()), 'run')}: {listing}"
+    text = f"{text}; {count_text(rejected, 'run')} rejected" if rejected else text
+    parts: list[RenderableType] = [headline, Text(text)]
+    if sweep.trials is not None:
+        parts += map(Text, _trial_lines(sweep.trials))
+    if untimed := Counter(run.untimed for run in sweep.runs if run.untimed is not None):
+        completed = len(sweep.with_status(Status.COMPLETED))
+        parts.append(Text(untimed_text(untimed, completed)))
+    if running := sweep.with_status(Status.RUNNING):
+        parts += [_title("Running now"), _running_table(running)]
+    for title, lines, advice in _sections(sweep):
+        if not lines:
+            continue
+        parts.append(_title(title))
+        parts += [_line(text) for line in lines[:_MOST_LISTED] for text in line.split("\n")]
+        unlisted = len(lines) - _MOST_LISTED
+        if unlisted > 0:
+            parts.append(_line(f"and {unlisted} more; --json lists all"))
+        if advice:
+            parts.append(_line(f"What to do: {advice}"))
+    return Group(*parts, Text(""), Text(_next_text(sweep)))
+
+
+def _sections(sweep: Overview) -> Iterator[tuple[str, list[str], str]]:
+    """Yield title, lines and advice of each section, the most urgent first; some have no lines."""
+
+    def kind(run: RunProgress) -> tuple[str, str, str]:
+        return run.status, run.cause or "", run.advice
+
+    faults = sorted(sweep.with_status(*FAULTS), key=kind)
+    for (status, cause, advice), group in groupby(faults, kind):
+        lines = list(map(_fault_text, group))
+        words = str(cause or status).replace("_", " ")
+        is_failed = cause and status == Status.FAILED
+        title = f"Failed: {words}" if is_failed else words.capitalize()
+        yield f"{title} ({len(lines)})", lines, advice
+    unread = [f"{run.run_id}: {run.reason}" for run in sweep.with_status(UNREADABLE)]
+    yield "Cannot be read", unread, UNREADABLE_ADVICE
+    stopped = sweep.with_status(Status.INTERRUPTED)
+    yield "Interrupted", list(map(_interrupted_text, stopped)), ""
+    over = sweep.with_status(Status.DIVERGED, Status.PRUNED)
+    lines = [f"{run.run_id} {run.status}: {run.reason}" for run in over]
+    yield "Over, without having reached their budget", lines, ""
+    reasons = Counter(run.reason for run in sweep.with_status(Status.REJECTED))
+    lines = [f"{n}: {reason or 'for an unknown reason'}" for reason, n in reasons.most_common()]
+    yield "Rejected runs", lines, ""
+    yield "Completed", list(map(_completed_text, sweep.with_status(Status.COMPLETED))), ""
+
+
+def _trial_lines(trials: TrialCounts) -> Iterator[str]:
+    total = sum(trials.done.values())
+    yield f"Trials: {total} of {total + trials.left} done"
+    if trials.left:
+        for study, done in trials.done.items():
+            yield f"  {study}: {done} of {max(trials.asked, done)}"
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
+
+
+def _line(text: str) -> Padding:
+    return Padding(Text(text), (0, 0, 0, 2), expand=False)
+
+
+def _running_table(runs: list[RunProgress]) -> Table:
+    table = Table("run_id", "step", "loss", "left", "last row", "attempt", box=None)
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:]:
+        column.no_wrap = True
+    for run in runs:
+        table.add_row(
+            run.run_id,
+            "starting" if run.optimizer_step is None else _step_text(run),
+            "" if run.loss is None else f"{run.loss:.4f}",
+            "" if run.left_s is None else duration_text(round(run.left_s)),
+            "" if run.age_s is None else f"{duration_text(round(run.age_s))} ago",
+            str(run.attempts),
+        )
+    return table
+
+
+def _step_text(run: RunProgress) -> str:
+    return f"{run.optimizer_step or 0}/{run.optimizer_steps}"
+
+
+def _fault_text(run: RunProgress) -> str:
+    parts = [] if run.optimizer_step is None else [f"step {_step_text(run)}"]
+    if run.rank is not None:
+        parts.append(f"rank {run.rank}" + (f" in {run.phase}" if run.phase else ""))
+    if run.attempts > 1:
+        parts.append(f"{run.attempts} attempts")
+    return f"{run.run_id}  {', '.join(parts)}\n  {run.reason or 'for an unknown reason'}"
+
+
+def _completed_text(run: RunProgress) -> str:
+    loss = "" if run.loss is None else f", loss {run.loss:.4f}"
+    why = _STOPPED.get(run.stop_reason, "")
+    return f"{run.run_id}  step {_step_text(run)}{loss}{why}"
+
+
+def _interrupted_text(run: RunProgress) -> str:
+    where = "" if run.checkpoint_step is None else f" from step {run.checkpoint_step}"
+    how = {
+        Next.SEAL: "trained to its end: it is sealed from its rows",
+        Next.BEGIN: "without a checkpoint: it begins again",
+    }.get(run.next, f"goes on{where}")
+    why = f"; {run.reason}" if run.cause == Cause.DISK else ""
+    return f"{run.run_id}  step {_step_text(run)}, {how}{why}"
+
+
+def _next_text(sweep: Overview) -> str:
+    """Say what the same command would do."""
+    texts = {
+        "seal": "seals {} that only lacks its seal",
+        "begin": "begins {}",
+        "go_on": "goes on with {}",
+        "wait": "leaves {} running to their launcher",
+        "leave": "leaves {} alone",
+        "skip": "skips {} done",
+    }
+    steps = sweep.next_steps
+    parts = [text.format(steps[step]) for step, text in texts.items() if step in steps]
+    trials = sweep.trials
+    is_searching = trials is not None and trials.is_unfinished
+    text = f"The same command now {', '.join(parts)}." if parts else ""
+    if not parts and not is_searching:
+        return "The same command would do nothing."
+    if trials is not None and is_searching:
+        count = count_text(trials.left, "trial is", "trials are")
+        tasks = [f"{count} left"] if trials.left else []
+        tasks += ["the grid around the best is to be measured"] if trials.grid_is_left else []
+        goes_on = "It goes on" if parts else "The same command goes on"
+        text = f"{text} {goes_on} with the search: {', and '.join(tasks)}.".lstrip()
+    faults = {run.status for run in sweep.with_status(*FAULTS) if run.next is Next.LEAVE}
+    if faults:
+        text += f" To repeat those that failed, add --retry {','.join(sorted(faults))}."
+    return text

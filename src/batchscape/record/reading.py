@@ -21,10 +21,9 @@ from pandas.api.extensions import ExtensionArray
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.disk import read_each
 from batchscape.record.figures import COLUMNS, FIGURES
-from batchscape.record.files import read_json, read_json_lines
+from batchscape.record.files import read_json, read_json_lines, read_record, read_sealed
 from batchscape.record.folder import RunFolder
-from batchscape.record.state import read_sealed
-from batchscape.record.status import RunStatus, check_version
+from batchscape.record.status import RunStatus
 
 if TYPE_CHECKING:
     # Importing Polars takes time and memory, which trainer and launcher save: it is imported where
@@ -60,8 +59,7 @@ def run_row(folder: RunFolder, status: RunStatus) -> dict[str, Any]:
     RecordError
         If a file of the folder is damaged or of another format version.
     """
-    config = read_json(folder.config)
-    check_version(folder.config, config)
+    config = read_record(folder.config)
     try:
         return _row(folder, status, config)
     except KeyError as error:

@@ -13,10 +13,9 @@ from pydantic import TypeAdapter
 from batchscape.config import Affects, Command, Optimizer, RunConfig, that_affect
 from batchscape.errors import DamageError, RecordError
 from batchscape.geometry import BatchGeometry
-from batchscape.record.files import read_json, write_json
+from batchscape.record.files import read_json, read_record, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.placeholders import not_passed
-from batchscape.record.status import check_version
 
 
 @dataclass(frozen=True)
@@ -114,10 +113,14 @@ class RunSpec:
         return None
 
     @property
+    def is_program(self) -> bool:
+        """Whether it is a program of the user's own."""
+        return isinstance(self.config.engine, Command)
+
+    @property
     def processes(self) -> int:
         """Processes that leave an outcome each: the ranks, or the one that watches a program."""
-        is_program = isinstance(self.config.engine, Command)
-        return 1 if is_program else self.geometry.data_parallel_size
+        return 1 if self.is_program else self.geometry.data_parallel_size
 
     @cached_property
     def time_key(self) -> str:
@@ -138,7 +141,6 @@ class RunSpec:
 
     def write(self, path: Path) -> None:
         """Write `config.json`."""
-        is_program = isinstance(self.config.engine, Command)
         write_json(
             path,
             {
@@ -156,7 +158,7 @@ class RunSpec:
                     "init_seed": self.config.resolved_init_seed,
                     "data_seed": self.config.resolved_data_seed,
                     "source_hash": self.source_hash,
-                    **({"not_passed": not_passed(self.config)} if is_program else {}),
+                    **({"not_passed": not_passed(self.config)} if self.is_program else {}),
                     **({} if self.timed_steps is None else {"timed_steps": self.timed_steps}),
                     "stages": [
                         {
@@ -181,8 +183,7 @@ class RunSpec:
         RecordError
             If the file is missing, damaged, of another format version, or of a rejected cell.
         """
-        content = read_json(path)
-        check_version(path, content)
+        content = read_record(path)
         try:
             resolved = content["resolved"]
             return cls(

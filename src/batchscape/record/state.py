@@ -1,34 +1,176 @@
-"""The state of a run, the next step of the same command, and checks of sealed files.
+"""How a run stands: how its end is decided, and what the next command does with it.
 
-Launchers, jobs and `batchscape status` read states only here. `status.json` says how a run ended;
-its state depends as well on its holder and on the outcomes of its ranks.
+Everybody asks here. `status.json` says how a run ended; how it stands depends as well on its
+holder, and on what its ranks have left.
 """
 
 from __future__ import annotations
 
-import hashlib
+import signal
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchscape.errors import DamageError, RecordError
-from batchscape.record.causes import Cause
+from batchscape.errors import RecordError
 from batchscape.record.claims import CLAIMS
-from batchscape.record.files import last_row, read_json
+from batchscape.record.files import last_row, read_record
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.outcome import Outcome, decide
-from batchscape.record.status import FAULTS, RunStatus, Status, check_version
+from batchscape.record.status import (
+    FAULTS,
+    Cause,
+    Outcome,
+    RankExit,
+    RunEnd,
+    RunStatus,
+    Status,
+    Stop,
+)
+from batchscape.text import count_text
 
 if TYPE_CHECKING:
     from batchscape.record.spec import RunSpec
 
+SIGNAL_LAG_S = 0.5
+"""A process that dies by a signal closes its connections before the system reports its death, so
+that its peers may complain first. The death counts as this much earlier than it was noticed."""
 
-UNREADABLE = "unreadable"
-"""Shown in place of a status that is damaged, of another format version, or cannot be read."""
+_CAUSES = {
+    Status.OOM: Cause.OUT_OF_MEMORY,
+    Status.DIVERGED: Cause.DIVERGENCE,
+    Status.TIMEOUT: Cause.TIME_LIMIT,
+    Status.FAILED: Cause.EXCEPTION,
+    Status.INTERRUPTED: Cause.INTERRUPTED,
+}
+"""Cause that follows from a status, where the outcome names none."""
 
-_LAUNCHER_GONE = "the launcher is gone; the same command goes on"
+
+def decide(
+    ranks: int,
+    outcomes: Mapping[int, Outcome],
+    exits: Mapping[int, RankExit],
+    stop: Stop | None = None,
+    last_words: str | None = None,
+    *,
+    killed_at: float | None = None,
+    oom_kills: int = 0,
+    device_type: str = "cpu",
+) -> RunEnd:
+    """Decide how a run ended: by its earliest cause, of which the others are consequences.
+
+    Parameters
+    ----------
+    ranks : int
+        Ranks of the run.
+    outcomes : mapping of int to Outcome
+        By rank; a rank that died has left none.
+    exits : mapping of int to RankExit
+        By rank, all of them.
+    stop : Stop, optional
+        The launcher's own reason for ending the run.
+    last_words : str, optional
+        Last line of the log, shown for a rank without an outcome.
+    killed_at : float, optional
+        When the launcher killed the ranks, in seconds since the epoch: later SIGKILLs are its own.
+    oom_kills : int
+        Kills by the system's out-of-memory killer that the cgroup has counted during the run.
+    device_type : str
+        Of the run. The out-of-memory killer watches the memory of the host, which CPU ranks use.
+
+    Returns
+    -------
+    RunEnd
+        `completed` only if every rank reports it. Otherwise the earliest cause decides: an outcome
+        that is not `completed`, a rank without an outcome, or the stop. A lost connection decides
+        only where there is no other cause.
+    """
+    unfinished = {r: o for r, o in outcomes.items() if o.status is not Status.COMPLETED}
+    if len(outcomes) == ranks and not unfinished:
+        return _end_completed(outcomes)
+    causes = [(end.at, end.at, _end_by_outcome(end, rank)) for rank, end in unfinished.items()]
+    deaths = [ended for rank, ended in exits.items() if rank not in outcomes]
+    unkilled = [
+        ended
+        for ended in deaths
+        if killed_at is None or ended.code != -signal.SIGKILL or ended.at < killed_at
+    ]
+    causes += [
+        (
+            ended.at,
+            ended.at - (SIGNAL_LAG_S if ended.code < 0 else 0),
+            _end_by_death(ended, last_words),
+        )
+        for ended in (unkilled if unkilled or unfinished else deaths)
+    ]
+    if stop is not None:
+        # Causes after the stop are its effects, mostly deaths by the launcher's signals.
+        causes = [cause for cause in causes if cause[0] < stop.at]
+        if not causes:
+            return RunEnd(**stop.end())
+    first = min(causes, key=lambda cause: (cause[2].cause is Cause.LOST_CONNECTION, cause[1]))[2]
+    return _add_oom_kills(first, oom_kills, device_type)
+
+
+def _end_completed(outcomes: Mapping[int, Outcome]) -> RunEnd:
+    reasons = {rank: outcome.stop_reason for rank, outcome in outcomes.items()}
+    if len(set(reasons.values())) > 1:
+        listed = ", ".join(f"rank {rank}: {reason}" for rank, reason in sorted(reasons.items()))
+        reason = f"the ranks stopped for different reasons ({listed})"
+        return RunEnd(Status.FAILED, reason=reason, cause=Cause.CONTRADICTION)
+    return RunEnd(Status.COMPLETED, stop_reason=reasons[0], reason=outcomes[0].reason)
+
+
+def _end_by_outcome(outcome: Outcome, rank: int) -> RunEnd:
+    """Return the end that the outcome of a rank reports."""
+    cause = outcome.cause or _CAUSES.get(outcome.status)
+    return RunEnd(**{**outcome.end(), "cause": cause, "rank": rank})
+
+
+def _end_by_death(ended: RankExit, last_words: str | None) -> RunEnd:
+    """Return the end of a rank that left no outcome."""
+    who = f"rank {ended.rank}"
+    if ended.lost is not None:
+        return RunEnd(Status.FAILED, reason=ended.lost, cause=Cause.INFRASTRUCTURE)
+    if ended.code == -signal.SIGKILL:
+        reason = killed_by(who, signal.SIGKILL)
+        return RunEnd(Status.FAILED, reason=reason, rank=ended.rank, cause=Cause.KILLED)
+    if ended.code < 0:
+        reason, cause = killed_by(who, -ended.code), Cause.SIGNAL
+    else:
+        reason = f"{who} left no outcome and exited with code {ended.code}"
+        cause = Cause.EXCEPTION
+    if last_words is not None:
+        reason = f"{reason}; its log ends: {last_words}"
+    return RunEnd(Status.FAILED, reason=reason, rank=ended.rank, cause=cause)
+
+
+def _add_oom_kills(run_end: RunEnd, oom_kills: int, device_type: str) -> RunEnd:
+    """Add to the end of a killed process whether the system counted it as out of memory."""
+    if run_end.cause is not Cause.KILLED:
+        return run_end
+    if not oom_kills:
+        reason = f"killed, probably out of memory: {run_end.reason}"
+        return replace(run_end, reason=reason)
+    kills = count_text(oom_kills, "kill")
+    reason = f"{run_end.reason}; its cgroup counted {kills} by the out-of-memory killer meanwhile"
+    if device_type != "cpu":
+        reason = f"{reason}; it is the memory of the host, which says nothing of the device's"
+        return replace(run_end, cause=Cause.OTHER_MEMORY, reason=reason)
+    return replace(run_end, status=Status.OOM, cause=Cause.OUT_OF_MEMORY, reason=reason)
+
+
+def killed_by(what: str, number: int) -> str:
+    """Say that a signal killed a process; a signal without a name is shown by its number."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    unasked = ", which the launcher did not send" if number == signal.SIGKILL else ""
+    return f"{what} was killed by {name}{unasked}"
+
+
+LOST = RunEnd(Status.INTERRUPTED, reason="the launcher died", cause=Cause.INTERRUPTED)
+"""End of an attempt that nobody could write."""
 
 
 class Next(StrEnum):
@@ -80,7 +222,7 @@ class RunState:
             return Next.WAIT
         if status is Status.REJECTED:
             return Next.REJECT
-        if self.record.attempts and final_outcomes(self.folder, self.processes) is not None:
+        if self.record.attempts and final_end(self.folder, self.processes) is not None:
             return Next.SEAL
         if status in FAULTS and status not in retry:
             return Next.LEAVE
@@ -91,11 +233,6 @@ class RunState:
         """Whether another attempt goes on; else the ranks drop the rows and begin again."""
         by_itself = self.is_resumable and bool(self.record.attempts)
         return by_itself or self.folder.checkpoint_step is not None
-
-    @property
-    def is_between_attempts(self) -> bool:
-        """Whether an attempt has ended, and its launcher keeps the run for the next one."""
-        return self.record.status is Status.INTERRUPTED and self.holder is not None
 
     @property
     def is_lost(self) -> bool:
@@ -109,25 +246,11 @@ class RunState:
         return max(self.record.attempts[-1].started_at, self.folder.written_at)
 
     @property
-    def status(self) -> Status:
-        """Its status as it is shown, which depends on its holder as well."""
-        if self.is_between_attempts:
-            return Status.RUNNING
-        return Status.INTERRUPTED if self.is_lost else self.record.status
-
-    @property
-    def cause(self) -> Cause | None:
-        """Cause of its end, where it has ended and did not complete."""
-        if self.is_between_attempts:
-            return None
-        return Cause.INTERRUPTED if self.is_lost else self.record.cause
-
-    @property
-    def reason(self) -> str | None:
-        """The cause in words."""
-        if self.is_between_attempts:
-            return None
-        return _LAUNCHER_GONE if self.is_lost else self.record.reason
+    def shown(self) -> RunEnd:
+        """Its status, cause and reason as they are shown, which depend on its holder as well."""
+        if self.record.status is Status.INTERRUPTED and self.holder is not None:
+            return RunEnd(Status.RUNNING)  # its launcher keeps it for the next attempt
+        return LOST if self.is_lost else self.record
 
 
 def read_state(
@@ -154,8 +277,7 @@ def read_state(
     # A launcher that has begun a run has written its status; one that made its folder, perhaps not.
     has_begun = folder.status.exists() or folder.launch.exists()
     if spec is None and (has_begun or folder.config.exists()):
-        config = read_json(folder.config)
-        check_version(folder.config, config)
+        config = read_record(folder.config)
     record = RunStatus.read(folder.status) if has_begun else RunStatus(Status.PENDING)
     # The holder is read after the status: a run that ends between is not taken for a lost one.
     holder = None if is_ours or record.status.is_sealed else CLAIMS.holder(folder)
@@ -172,8 +294,8 @@ def read_state(
     return RunState(folder, record, holder, processes, is_resumable, config)
 
 
-def final_outcomes(folder: RunFolder, processes: int) -> Mapping[int, Outcome] | None:
-    """Return the outcomes of a run that was trained to its end; None where it was not.
+def final_end(folder: RunFolder, processes: int) -> tuple[RunEnd, float] | None:
+    """Return how a run ended that was trained to its end, and when; None where it was not.
 
     Parameters
     ----------
@@ -183,9 +305,10 @@ def final_outcomes(folder: RunFolder, processes: int) -> Mapping[int, Outcome] |
 
     Returns
     -------
-    mapping of int to Outcome, or None
-        None unless the ranks of the latest attempt agree on a final end, and the rows of all steps
-        exist.
+    end : RunEnd
+    ended_at : float
+        In seconds since the epoch. None instead of both unless the ranks of the latest attempt
+        agree on a final end, and the rows of all steps exist.
     """
     outcomes: dict[int, Outcome] = {}
     try:
@@ -199,16 +322,9 @@ def final_outcomes(folder: RunFolder, processes: int) -> Mapping[int, Outcome] |
         return None
     if any(outcome.optimizer_step != done for outcome in outcomes.values()):
         return None
-    return outcomes if decide(processes, outcomes, {}).status.is_sealed else None
-
-
-def is_rejected_by_plan(status: str, cause: str | None) -> bool:
-    """Return whether a plan rejected a run; a launcher does where a smaller run was out of memory.
-
-    What an earlier plan rejected, on a smaller machine, starts anew where a plan has it again; what
-    a launcher rejected it will mostly reject again.
-    """
-    return status == Status.REJECTED and cause != Cause.OUT_OF_MEMORY
+    end = decide(processes, outcomes, {})
+    ended_at = max(outcome.at for outcome in outcomes.values())
+    return (end, ended_at) if end.status.is_sealed else None
 
 
 def unsealed(specs: Iterable[RunSpec], sweep: SweepFolder) -> list[RunSpec]:
@@ -227,39 +343,3 @@ def is_tried_again(status: RunStatus, retries_left: int) -> bool:
     if status.status is not Status.FAILED or status.cause is None:
         return False
     return retries_left > 0 and status.cause.is_of_the_machine
-
-
-def read_sealed(path: Path, sealed: Mapping[str, Any]) -> bytes:
-    """Read a sealed file, and check its hash.
-
-    Parameters
-    ----------
-    path : Path
-    sealed : mapping
-        Its entry in `RunStatus.seal`.
-
-    Raises
-    ------
-    DamageError
-        If it is missing or differs.
-    """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        content = b""
-    if hashlib.sha256(content).hexdigest() != sealed["sha256"]:
-        msg = f"{path} is missing or differs from what was sealed"
-        raise DamageError(msg)
-    return content
-
-
-def verify_seal(folder: RunFolder, status: RunStatus) -> None:
-    """Check the hash of every sealed file.
-
-    Raises
-    ------
-    RecordError
-        If one is missing or differs.
-    """
-    for name, sealed in status.seal.items():
-        read_sealed(folder.path / name, sealed)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,24 @@ import numpy as np
 import pandas as pd
 
 from batchscape.errors import DamageError, RecordError
+from batchscape.record.disk import is_of_this_machine
 from batchscape.record.figures import COLUMNS, OF_TOKENS
-from batchscape.record.files import read_json, remove_if_possible, write_atomically
+from batchscape.record.files import (
+    read_json,
+    read_sealed,
+    remove_if_possible,
+    write_atomically,
+)
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder, no_runs
+from batchscape.record.instants import file_age_s
 from batchscape.record.reading import RunRead, open_rows, read_folders
-from batchscape.record.state import read_sealed
 from batchscape.record.status import Attempt, RunStatus, StopReason
 from batchscape.record.summary import counts_tokens, summarise
+
+_UNFINISHED = "*.tmp"
+"""Names that `record.files.write_atomically` and others give a file until it is complete."""
+_DAY_S = 86400.0
+"""Longer than a write of a file takes, and than clocks differ."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +99,47 @@ def seal(folder: RunFolder, status: RunStatus, data_parallel_size: int) -> None:
     """
     tables = note_rows(folder, status, data_parallel_size)
     write_sealed(folder, status, tables)
-    # The run is sealed: lines that cannot be removed do no harm.
-    remove_if_possible(*map(folder.lines, TABLES))
+    clear_away(folder)
+
+
+def clear_away(folder: RunFolder) -> None:
+    """Remove from a sealed run what only an open one needs, and the unfinished files of its ranks.
+
+    Those are rows as lines, states and outcomes, which a launcher that was killed right after
+    the seal has left. The record loses nothing where they cannot be removed.
+    """
+    copies = folder.beginning, folder.beginning.with_name(f".{folder.beginning.name}")
+    for states in (folder.checkpoints, *copies):
+        shutil.rmtree(states, ignore_errors=True)
+    remove_if_possible(*map(folder.lines, TABLES), *folder.outcomes())
+    remove_dead_writes(folder)
+
+
+def remove_dead_writes(run: RunFolder) -> None:
+    """Remove the unfinished files of a run that is claimed and has no process.
+
+    Those of a mirror stay, which notes what it has sent. Where several machines may share the file
+    system, which may have no locks, files younger than a day stay, too.
+    """
+    is_local = is_of_this_machine(run.path)
+    with suppress(OSError):
+        for folder in (run.path, run.checkpoints):
+            for path in folder.glob(_UNFINISHED):
+                is_of_mirror = path.name.startswith(f".{run.mirror.name}.")
+                if not is_of_mirror and (is_local or file_age_s(path) > _DAY_S):
+                    path.unlink(missing_ok=True)
 
 
 def note_rows(
     folder: RunFolder, status: RunStatus, data_parallel_size: int
 ) -> dict[str, pd.DataFrame]:
-    """Note the summary of the rows of an ended attempt in its status.
+    """Note in a status what the rows of its ended attempt tell: the summary, and where it began.
 
     Parameters
     ----------
     folder : RunFolder
     status : RunStatus
-        Its `summary` is filled in.
+        Its `summary` is filled in, and the first optimizer step of its last attempt.
     data_parallel_size : int
         Data-parallel ranks of the run.
 
@@ -120,10 +160,24 @@ def note_rows(
             status.summary |= dict.fromkeys(OF_TOKENS)
         if status.stop_reason is StopReason.TIMED:
             status.summary["final_loss"] = None  # of its last steps, which are not the end
+        if status.attempts:
+            before = _steps_before(tables["steps"], len(status.attempts) - 1)
+            status.attempts[-1].from_optimizer_step = before
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
         raise DamageError(msg) from error
     return tables
+
+
+def _steps_before(steps: pd.DataFrame, attempt: int) -> int:
+    """Return the optimizer steps done before an attempt, by the rows that it kept."""
+    if steps[["attempt", "optimizer_step"]].isna().any(axis=None):
+        msg = "a row lacks its attempt or optimizer step"
+        raise ValueError(msg)
+    of_attempt = steps.loc[steps["attempt"] == attempt, "optimizer_step"]
+    if len(of_attempt):
+        return int(of_attempt.iloc[0]) - 1
+    return int(steps["optimizer_step"].iloc[-1]) if len(steps) else 0
 
 
 def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.DataFrame]) -> None:
@@ -155,6 +209,18 @@ def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.D
         sketch = folder.gradient_sketch
         status.seal[sketch.name] = _seal_of(sketch.read_bytes())
     status.write(folder.status)
+
+
+def verify_seal(folder: RunFolder, status: RunStatus) -> None:
+    """Check the hash of every sealed file.
+
+    Raises
+    ------
+    RecordError
+        If one is missing or differs.
+    """
+    for name, sealed in status.seal.items():
+        read_sealed(folder.path / name, sealed)
 
 
 def _seal_of(content: bytes) -> dict[str, Any]:

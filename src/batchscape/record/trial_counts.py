@@ -31,6 +31,11 @@ class TrialCounts:
         """Number of trials that are not over, or not begun."""
         return sum(max(0, self.asked - done) for done in self.done.values())
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether trials are left, or the grid around the best is."""
+        return self.left > 0 or self.grid_is_left
+
 
 def count_trials(sweep: SweepFolder) -> TrialCounts | None:
     """Count the trials of a search; None where there is none, or its files cannot be read.

@@ -94,22 +94,7 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
 
 
 def read_measured(sweep: SweepFolder) -> list[dict[str, Any]]:
-    """Read the studies that `write_measured` wrote; none before the grid is over.
-
-    Raises
-    ------
-    RecordError
-        If an earlier batchscape wrote them, which gave each seed a list of values.
-    """
+    """Read the studies that `write_measured` wrote; none before the grid is over."""
     path = sweep.search.measured
-    if not path.is_file():
-        return []
-    content = read_json(path)
-    if "objective" not in content:
-        msg = (
-            f"{path} was written by an earlier batchscape, whose searches could have several "
-            "objectives; search in another sweep_dir"
-        )
-        raise RecordError(msg)
-    studies: list[dict[str, Any]] = content["studies"]
+    studies: list[dict[str, Any]] = read_json(path)["studies"] if path.is_file() else []
     return studies

@@ -29,8 +29,8 @@ from batchscape.outgoing import make_printable, redact
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import take
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import verify_seal
 from batchscape.tracking.labels import label_of, sweep_id_of
 from batchscape.tracking.mirror import Event, MirrorRequest, kill_tree, patience_s
 from batchscape.tracking.report import send_report

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from batchscape.device import is_accelerator
-from batchscape.record.causes import OUT_OF_MEMORY
+from batchscape.record.status import OUT_OF_MEMORY
 
 
 @contextmanager

@@ -13,13 +13,11 @@ from batchscape.device import foreign_processes, is_accelerator, module_of
 from batchscape.errors import BatchscapeError, CheckpointError, DiskError, RecordError
 from batchscape.libraries import why_missing
 from batchscape.measure.memory_process import process_memory
-from batchscape.record.causes import OUT_OF_MEMORY, Cause, is_fault_of_the_machine
-from batchscape.record.disk import causes_of
+from batchscape.record.disk import causes_of, is_fault_of_the_machine
 from batchscape.record.heartbeat import Phase, last_beat
 from batchscape.record.instants import now
-from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import Status
+from batchscape.record.status import OUT_OF_MEMORY, Cause, Outcome, Status
 from batchscape.system import GIB
 from batchscape.text import count_text
 
@@ -77,7 +75,7 @@ def failure_of(
         why_not_oom = _why_not_oom(where.phase, device, spec, is_host_memory=is_host_memory)
         return Outcome(
             Status.OOM if why_not_oom is None else Status.FAILED,
-            optimizer_step,
+            optimizer_step=optimizer_step,
             reason=f"out of memory in {where}: {reason}{peak}{why_not_oom or ''}",
             cause=Cause.OUT_OF_MEMORY if why_not_oom is None else Cause.OTHER_MEMORY,
             phase=str(where.phase),
@@ -103,7 +101,12 @@ def failure_of(
     else:
         cause = Cause.EXCEPTION
     return Outcome(
-        status, optimizer_step, reason=reason, cause=cause, phase=str(where.phase), at=at
+        status,
+        optimizer_step=optimizer_step,
+        reason=reason,
+        cause=cause,
+        phase=str(where.phase),
+        at=at,
     )
 
 

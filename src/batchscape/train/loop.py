@@ -25,14 +25,12 @@ from batchscape.measure.gradient_sketch import gradient_sketch
 from batchscape.measure.memory_report import OUTSIDE
 from batchscape.measure.noise_scale import GradientSquares, NoiseSample
 from batchscape.models.undisturbed import undisturbed
-from batchscape.record.causes import Cause
 from batchscape.record.files import JsonLines, keep_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.gradient_sketch import write_sketch
 from batchscape.record.heartbeat import Phase, beat
-from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import Status, StopReason
+from batchscape.record.status import Cause, Outcome, Status, StopReason
 from batchscape.train.accumulation import StepTotals, accumulate, rehearse
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
@@ -225,12 +223,12 @@ class Training:
             if agreement.stop:
                 return Outcome(
                     Status.INTERRUPTED,
-                    self.steps_done,
+                    optimizer_step=self.steps_done,
                     reason="asked to stop",
                     cause=Cause.INTERRUPTED,
                 )
         reason = StopReason.BUDGET if is_whole else StopReason.TIMED
-        return Outcome(Status.COMPLETED, self.steps_done, reason)
+        return Outcome(Status.COMPLETED, reason, optimizer_step=self.steps_done)
 
     def _agree(self, *, at_once: bool) -> Agreement:
         """Exchange the ranks' requests to stop and to save, if that is due."""
@@ -259,11 +257,12 @@ class Training:
             return self._divergence_outcome(f"{what} is not finite")
         target = self.spec.config.budget.target_loss
         if target is not None and held_out_loss <= target:
-            return Outcome(Status.COMPLETED, self.steps_done, StopReason.TARGET)
+            return Outcome(Status.COMPLETED, StopReason.TARGET, optimizer_step=self.steps_done)
         return None
 
     def _divergence_outcome(self, reason: str) -> Outcome:
-        return Outcome(Status.DIVERGED, self.steps_done, reason=reason, cause=Cause.DIVERGENCE)
+        step, cause = self.steps_done, Cause.DIVERGENCE
+        return Outcome(Status.DIVERGED, reason=reason, cause=cause, optimizer_step=step)
 
     def _compile(self) -> None:
         """Compile in a forward and backward that is forgotten, so that no step contains it."""

@@ -27,9 +27,8 @@ from batchscape.record.disk import explained
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.heartbeat import Phase, beat, last_beat
-from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import Status
+from batchscape.record.status import Outcome, Status
 from batchscape.text import count_text
 from batchscape.train.branching import BranchPoint
 from batchscape.train.failures import failure_of

@@ -24,8 +24,7 @@ from batchscape.analysis.cost.frontier_topic import frontier_section
 from batchscape.analysis.decisions.candidates import failures_that_count
 from batchscape.analysis.decisions.evidence import evidence_of, more_than_tensors
 from batchscape.analysis.decisions.recommend import Needs, recommend
-from batchscape.record.causes import Cause
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Cause, RunStatus, Status
 from batchscape.record.tables import load
 
 Run = tuple[int, int, str]

@@ -12,7 +12,6 @@ import pytest
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.search.topic import search_section
-from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.trials import read_trials, write_measured, write_trials
 
@@ -182,14 +181,6 @@ def test_studies_without_a_result_are_named(tmp_path):
     section = with_grids(tmp_path, [complete, lost, broken])
     assert section.answer[0].endswith("; no result at B = 16, at B = 32.")
     assert len(section.tables[0].texts.rows) == 1
-
-
-def test_a_grid_of_several_objectives_is_refused(tmp_path):
-    with_grids(tmp_path, [grid_of("all", [rate(0.001, 2.0)])])
-    path = SweepFolder(tmp_path).search.measured
-    path.write_text(path.read_text().replace('"objective": "loss"', '"objectives": ["loss"]'))
-    with pytest.raises(RecordError, match="was written by an earlier batchscape"):
-        search_section(cast("Cells", SimpleNamespace(runs=pd.DataFrame({"sweep_dir": [tmp_path]}))))
 
 
 def test_nothing_is_said_where_nothing_was_searched(tmp_path):

@@ -18,23 +18,21 @@ from rich.console import Console
 from batchscape import scheduler
 from batchscape.config import Slurm
 from batchscape.errors import BatchscapeError, LaunchError, RecordError, SchedulerError
+from batchscape.launch.attempt import write_end
 from batchscape.launch.beginnings import Branches
-from batchscape.launch.ending import write_end
 from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.launch.slurm.order import POOL, JobOrder, Shape, job_name, script, shapes
-from batchscape.record.causes import Cause
 from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import check_usable, read_each
 from batchscape.record.files import read_json, write_atomically
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import hold, sweep_lock
-from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import Next, read_state
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Cause, RunEnd, RunStatus, Status
 from batchscape.scheduler import Job, JobState, active_jobs, jobs, partitions, submit
 from batchscape.text import count_text
 from batchscape.tracking.mirror import Mirror
@@ -264,8 +262,8 @@ class _Follower:
             if status is not None:
                 del self._open[spec.run_id]
                 folder = self._sweep.run(spec.run_id)
-                self.done[spec.run_id] = RunResult.of(folder, status)
-                self._progress.run_followed(spec, status)
+                result = self.done[spec.run_id] = RunResult.of(folder, status)
+                self._progress.run_ended(spec, status, result.untimed)
 
     def _end(self, spec: RunSpec) -> RunStatus | None:
         """Return the status of a run that is over; None while it is open or cannot be read."""
@@ -346,8 +344,7 @@ def _note_lost(spec: RunSpec, folder: RunFolder, end: RunEnd) -> bool:
         state = read_state(folder, spec, is_ours=True)
         if not state.is_lost:
             return False
-        ranks = spec.geometry.data_parallel_size
-        write_end(folder, state.record, end, ranks, ended_at=state.lost_at)
+        write_end(spec, folder, state.record, end, state.lost_at)
     except (BatchscapeError, OSError):
         return False  # the next launch meets the error again, and reports it
     finally:

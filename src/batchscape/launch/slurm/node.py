@@ -17,10 +17,10 @@ from pathlib import Path
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import Start
-from batchscape.launch.forked import open_processes
+from batchscape.launch.forkserver import open_processes
 from batchscape.launch.processes import Processes
 from batchscape.record.instants import now
-from batchscape.record.outcome import RankExit
+from batchscape.record.status import RankExit
 
 _MEET_S = 600.0
 """Time for the launcher to write its address: a job may start its nodes one by one."""

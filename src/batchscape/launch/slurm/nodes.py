@@ -26,9 +26,9 @@ from typing import Any
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import Start
-from batchscape.launch.forked import ServerKilledError
+from batchscape.launch.forkserver import ServerKilledError
 from batchscape.record.instants import now
-from batchscape.record.outcome import RankExit
+from batchscape.record.status import RankExit
 
 _CONNECT_S = 300.0
 """Time for all nodes to start Python and connect; a slow file system takes a minute or two."""

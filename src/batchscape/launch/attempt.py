@@ -1,0 +1,496 @@
+"""One attempt at a run: its ranks are started and watched, and their end is written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchscape.errors import DiskError, LaunchError, RecordError
+from batchscape.launch.beginnings import Branches
+from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT, Start
+from batchscape.launch.devices import Lease, launch_record
+from batchscape.launch.forkserver import ServerError
+from batchscape.launch.hangs import HangWatch
+from batchscape.launch.processes import Processes
+from batchscape.measure.oom_kills import oom_kills
+from batchscape.record.claims import RunClaim
+from batchscape.record.disk import disk_error, disk_trouble
+from batchscape.record.environment import environment
+from batchscape.record.files import end_of, last_row, read_json, write_json
+from batchscape.record.folder import TABLES, RunFolder, SweepFolder
+from batchscape.record.instants import now
+from batchscape.record.spec import RunSpec
+from batchscape.record.state import LOST, RunState, decide, read_state
+from batchscape.record.status import (
+    Attempt,
+    Cause,
+    Outcome,
+    RankExit,
+    RunEnd,
+    RunStatus,
+    Status,
+    Stop,
+)
+from batchscape.record.tables import note_rows, remove_dead_writes, seal
+from batchscape.record.timing import invalidate_times
+
+if TYPE_CHECKING:
+    from batchscape.plan.machine import Machine
+
+STOP_GRACE_S = 20.0
+"""Least time for a checkpoint between SIGTERM and SIGKILL."""
+STOP_GRACE_STEPS = 4
+"""Optimizer steps that may pass before the checkpoint: ranks agree to stop after a later step."""
+CHECKPOINT_GRACE_S = 10.0
+"""Time for the checkpoint itself, after those steps."""
+PEER_GRACE_S = 5.0
+"""Time for the other ranks once one has failed, or once all have written their outcomes: they may
+wait for ever in a collective or for a native thread."""
+STACKS_GRACE_S = 1.0
+"""Time for ranks that hang to dump their stacks before they are asked to end."""
+END_GRACE_S = 300.0
+"""Time for the other ranks once one has come to the end, completed or diverged."""
+
+_LOG_TAIL_BYTES = 4096
+
+
+@dataclass
+class ActiveRun:
+    """A run whose ranks have been started."""
+
+    spec: RunSpec
+    folder: RunFolder
+    status: RunStatus
+    processes: Processes
+    log_offset: int
+    """Size of the log before this attempt."""
+    hangs: HangWatch
+    """Closed at the end."""
+    began: float = field(default_factory=time.monotonic)
+    """On the monotonic clock."""
+    exits: dict[int, RankExit] = field(default_factory=dict)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    """Outcomes that ranks have written so far."""
+    stop: Stop | None = None
+    killed_at: float | None = None
+    """When this launcher killed the ranks, in seconds since the epoch."""
+    _stacks_at: float | None = None
+    """When the ranks of a run that hangs will have written their stacks."""
+    _oom_kills_before: int | None = field(default_factory=oom_kills)
+    _kill_at: float | None = None
+    _end_watched_since: float | None = None
+    _spoiled_by: str | None = None
+
+    @property
+    def last_row(self) -> dict[str, Any]:
+        """Latest row of optimizer steps; empty where no row can be read."""
+        with contextlib.suppress(RecordError):
+            return last_row(self.folder.lines("steps"))
+        return {}
+
+    @property
+    def stop_grace_s(self) -> float:
+        """Time between SIGTERM and SIGKILL: slow steps take longer to come to a checkpoint."""
+        step_time_s = self.last_row.get("step_time_s") or 0.0
+        return max(STOP_GRACE_S, STOP_GRACE_STEPS * step_time_s + CHECKPOINT_GRACE_S)
+
+    def ask_to_stop(self, status: Status, reason: str) -> None:
+        """Ask the ranks for a checkpoint and their end; they are killed if it takes too long."""
+        if self.stop is None:
+            cause = Cause.TIME_LIMIT if status is Status.TIMEOUT else Cause.INTERRUPTED
+            self.stop = Stop(status, reason=reason, cause=cause)
+            self._kill_within(self.stop_grace_s)
+            self.processes.signal(self.spec.run_id, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End all ranks now."""
+        self._kill_at = None
+        if self.killed_at is None:
+            self.killed_at = now()
+        self.processes.signal(self.spec.run_id, signal.SIGKILL)
+
+    def spoil_times(self, reason: str) -> None:
+        """Keep the times of this run out of comparisons."""
+        if self._spoiled_by is None:
+            self._spoiled_by = reason
+            # Now, for the case that this launcher is killed; else `_conclude` writes it last.
+            with contextlib.suppress(OSError, RecordError):
+                self._write_spoiled()
+
+    def _write_spoiled(self) -> None:
+        if self._spoiled_by is not None:
+            launch = read_json(self.folder.launch)
+            invalidate_times(launch, self._spoiled_by)
+            write_json(self.folder.launch, launch)
+
+    def look(self, exits: Iterable[RankExit]) -> RunStatus | None:
+        """Note which ranks have ended, and enforce the limits of the others.
+
+        Parameters
+        ----------
+        exits : iterable of RankExit
+            Of this run, those since the last look.
+
+        Returns
+        -------
+        RunStatus or None
+            How the run ended, already written, once no rank is left.
+        """
+        with contextlib.suppress(RecordError):  # the end of the run reports the damage
+            self._read_outcomes()
+        for ended in exits:
+            self.exits[ended.rank] = ended
+            if len(self.exits) < self.spec.processes and self.stop is None:
+                self._note_end_of(ended.rank)
+        at = time.monotonic()
+        self._enforce_limits(at)
+        self._watch_for_hang(at)
+        return self._conclude() if len(self.exits) == self.spec.processes else None
+
+    def _read_outcomes(self) -> None:
+        """Read the outcomes that ranks have written since the last look."""
+        for rank in range(self.spec.processes):
+            if rank not in self.outcomes and (outcome := Outcome.read(self.folder, rank)):
+                self.outcomes[rank] = outcome
+
+    def _note_end_of(self, rank: int) -> None:
+        """Limit the time of the other ranks, now that one has ended."""
+        # The exit code says nothing: a rank may end with 0 and leave the others waiting for it.
+        outcome = self.outcomes.get(rank)
+        if outcome is None or not outcome.status.is_sealed:
+            # Ranks that were asked to stop do not wait for each other; one writes the checkpoint.
+            is_stopping = (
+                outcome is not None
+                and outcome.status is Status.INTERRUPTED
+                and outcome.cause is not Cause.DISK
+            )
+            self._kill_within(self.stop_grace_s if is_stopping else PEER_GRACE_S)
+        elif self._end_watched_since is None:
+            # Also after a crash in the teardown, which costs the training nothing.
+            self._end_watched_since = time.monotonic()
+
+    def _enforce_limits(self, at: float) -> None:
+        timeout_s = self.spec.config.launcher.timeout_s
+        if timeout_s is not None and at - self.began > timeout_s:
+            self.ask_to_stop(Status.TIMEOUT, f"not done after timeout_s = {timeout_s:g} s")
+        since = self._end_watched_since
+        is_watched = since is not None and self.stop is None and self._kill_at is None
+        if len(self.outcomes) == self.spec.processes:
+            self._kill_within(PEER_GRACE_S)
+        elif is_watched and since is not None and at - since > END_GRACE_S:
+            late = sorted(set(range(self.spec.processes)) - set(self.exits))
+            reason = f"ranks {late} hang: others ended {END_GRACE_S:g} s ago"
+            self.stop = Stop(Status.FAILED, reason=reason, cause=Cause.HANG)
+            self.kill()
+        if self._kill_at is not None and at >= self._kill_at:
+            self.kill()
+
+    def _watch_for_hang(self, at: float) -> None:
+        """End a run that hangs: ask all ranks for their stacks, then for their end."""
+        if self._stacks_at is not None:
+            if at >= self._stacks_at:
+                self._keep_stacks()
+                self.processes.signal(self.spec.run_id, signal.SIGTERM)
+                # The watcher of a program has to end the program first.
+                self._kill_within(self.stop_grace_s if self.spec.is_program else PEER_GRACE_S)
+        elif self.stop is None and not self.exits:
+            hang = self.hangs.look(at)
+            if hang is not None:
+                self.stop = Stop(
+                    Status.FAILED, reason=hang.reason, cause=Cause.HANG, rank=hang.rank
+                )
+                self._stacks_at = at
+                if not self.spec.is_program:
+                    self._stacks_at += STACKS_GRACE_S
+                    self.processes.signal(self.spec.run_id, signal.SIGUSR1)
+
+    def _keep_stacks(self) -> None:
+        self._stacks_at = None
+        self.hangs.write_stacks(self.folder.log)
+
+    def _kill_within(self, grace_s: float) -> None:
+        at = time.monotonic() + grace_s
+        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+
+    def _conclude(self) -> RunStatus:
+        """Write how the run ended: sealed if that is final, else open for the next attempt."""
+        # Rows that cannot be read, or a disk that is full, end this run, not the sweep.
+        if self._stacks_at is not None:
+            self._keep_stacks()
+        try:
+            run_end = self._decide_end()
+            self._write_spoiled()
+            write_end(self.spec, self.folder, self.status, run_end, self._ended_at())
+        except DiskError as error:
+            self.abandon(str(error), Cause.DISK, Status.INTERRUPTED)
+        except RecordError as error:
+            self.abandon(f"its records are damaged: {error}", Cause.DAMAGED_RECORDS)
+        except OSError as error:
+            self.abandon(f"its end cannot be recorded: {error}")
+        self.hangs.close()
+        return self.status
+
+    def abandon(
+        self,
+        reason: str,
+        cause: Cause = Cause.INFRASTRUCTURE,
+        status: Status = Status.FAILED,
+    ) -> None:
+        """Write how the run ended where its ranks do not say so, if anything can be written."""
+        run_end = RunEnd(status, reason=reason, cause=cause)
+        self.status.note_end(run_end, self._ended_at())
+        self.status.seal = {}
+        with contextlib.suppress(OSError):
+            self.status.write(self.folder.status)
+
+    def _ended_at(self) -> float:
+        return self.status.attempts[-1].started_at + time.monotonic() - self.began
+
+    def _decide_end(self) -> RunEnd:
+        self._read_outcomes()
+        printed = end_of(self.folder.log, _LOG_TAIL_BYTES, self.log_offset)
+        lines = [line.strip() for line in printed.decode(errors="replace").split("\n")]
+        kills_before, kills = self._oom_kills_before, oom_kills()
+        run_end = decide(
+            self.spec.processes,
+            self.outcomes,
+            self.exits,
+            self.stop,
+            next((line for line in reversed(lines) if line), None),
+            killed_at=self.killed_at,
+            oom_kills=0 if kills_before is None or kills is None else kills - kills_before,
+            device_type=self.spec.device_type,
+        )
+        if run_end.rank is not None and run_end.phase is None:
+            beat = self.hangs.last(run_end.rank)
+            run_end = replace(run_end, phase=None if beat is None else str(beat.phase))
+        if run_end.cause is Cause.EXCEPTION and run_end.rank not in self.outcomes:
+            # A rank that meets a full disk cannot say so: neither its outcome nor its log is taken.
+            trouble = disk_trouble(self.folder.path)
+            if trouble is not None:
+                return replace(run_end, status=Status.INTERRUPTED, reason=trouble, cause=Cause.DISK)
+        return run_end
+
+
+def write_end(
+    spec: RunSpec, folder: RunFolder, status: RunStatus, run_end: RunEnd, ended_at: float
+) -> None:
+    """Write how the last attempt at a run ended: sealed if that is final, else left open.
+
+    Parameters
+    ----------
+    spec : RunSpec
+        Of a run that the caller has claimed.
+    folder : RunFolder
+    status : RunStatus
+        As the folder has it; the end is filled in.
+    run_end : RunEnd
+    ended_at : float
+        In seconds since the epoch.
+
+    Raises
+    ------
+    RecordError
+        If the rows are damaged.
+    OSError
+        If it cannot be written.
+    """
+    status.note_end(run_end, ended_at)
+    if status.status.is_sealed:
+        seal(folder, status, spec.geometry.data_parallel_size)
+    else:
+        note_rows(folder, status, spec.geometry.data_parallel_size)
+        status.write(folder.status)
+
+
+def _with_earlier_times(
+    before: dict[str, Any], launch: dict[str, Any], whose: str = "an earlier attempt: "
+) -> dict[str, Any]:
+    """Return the launch record of a run that goes on: its rows are those of all its attempts."""
+    launch = dict(launch)
+    then, now = before.get("usable_cores"), launch["usable_cores"]
+    if then != now:
+        invalidate_times(launch, f"usable cores changed from {then} to {now} between attempts")
+    if not before.get("timing_valid"):
+        reasons = str(before.get("timing_invalid_reason") or "no reason recorded").split("; ")
+        present = str(launch["timing_invalid_reason"]).split("; ")
+        for reason in (reason.removeprefix(whose) for reason in reasons):
+            if reason not in present:
+                invalidate_times(launch, whose + reason)
+    return launch
+
+
+class Attempts:
+    """Starts the attempts of one launch.
+
+    Parameters
+    ----------
+    sweep : SweepFolder
+    machine : Machine
+    processes : Processes
+    scratch : Path
+        Folder on this machine for the meeting points of ranks.
+    predictions : mapping of str to mapping
+        Content of `prediction.json`, by run; only a first attempt writes it.
+    entry : str
+        Entry point of the ranks of our own loop.
+    command : str or None
+        The command of the launch, recorded with each run.
+    branches : Branches
+    """
+
+    def __init__(
+        self,
+        sweep: SweepFolder,
+        machine: Machine,
+        processes: Processes,
+        scratch: Path,
+        *,
+        predictions: Mapping[str, Mapping[str, Any]],
+        entry: str,
+        command: str | None,
+        branches: Branches,
+    ) -> None:
+        self._branches = branches
+        self._sweep, self._machine = sweep, machine
+        self._processes = processes
+        self._scratch = scratch
+        self._predictions = predictions
+        self._entry, self._command = entry, command
+        self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
+
+    def begin(self, spec: RunSpec, lease: Lease, claim: RunClaim, *, others: bool) -> ActiveRun:
+        """Prepare the folder of a run for its next attempt, and start the ranks.
+
+        Parameters
+        ----------
+        spec : RunSpec
+            Of a run that is not sealed.
+        lease : Lease
+        claim : RunClaim
+            The ranks inherit it and the locks of the devices, which last as long as the ranks.
+        others : bool
+            Whether another launcher is at work on this machine.
+
+        Raises
+        ------
+        RecordError
+            If the folder is damaged.
+        LaunchError
+            If the run has a checkpoint from a device of another model, or no process can be
+            started.
+        ServerError or DiskError
+            If no run can be started at all; the folder is then as it was.
+        OSError
+            If the folder cannot be written to.
+        """
+        folder = self._sweep.run(spec.run_id)
+        state = read_state(folder, spec, is_ours=True)
+        launch = self._launch_record(spec, state, lease, others=others)
+        # Ranks meet where no earlier attempt has left files.
+        meeting = launch["rendezvous"]
+        try:
+            hangs = HangWatch(meeting, spec)
+        except OSError as error:
+            # The disk of temporary files may be full while that of the sweep is not.
+            raise disk_error(error, Path(meeting)) from error
+        # By UUID: the numbers of NVML and of CUDA may differ.
+        cuda = {device.index: device.uuid for device in self._machine.cuda_devices}
+        uuids = [cuda[i] for i in lease.devices] if spec.device_type == "cuda" else []
+        start = Start(
+            run=spec.run_id,
+            run_dir=str(folder.path.absolute()),
+            log=str(folder.log.absolute()),
+            ranks=spec.processes,
+            entry=COMMAND_WORKER if spec.is_program else self._entry,
+            environment={"CUDA_VISIBLE_DEVICES": ",".join(uuids)},
+            watched=meeting,
+        )
+        with ExitStack() as undone:
+            undone.callback(hangs.close)
+            status = self._write_start(spec, state, launch)
+            log_offset = folder.log.stat().st_size if folder.log.exists() else 0
+            active = ActiveRun(spec, folder, status, self._processes, log_offset, hangs)
+            try:
+                self._processes.start(start, (*claim.descriptors, *lease.locks))
+            except ServerError:
+                # The server is at fault and not this run, whose turn will come.
+                state.record.write(folder.status)
+                raise
+            except LaunchError as error:
+                active.abandon(str(error))
+                raise
+            undone.pop_all()
+        return active
+
+    def _launch_record(
+        self, spec: RunSpec, state: RunState, lease: Lease, *, others: bool
+    ) -> dict[str, Any]:
+        """Describe an attempt, and whether the times of all attempts so far can be compared."""
+        folder, attempt = state.folder, len(state.record.attempts)
+        launch = {
+            "attempt": attempt,
+            **launch_record(spec, lease, self._machine, others=others),
+            "start_method": self._processes.method,
+            "command": self._command,
+            "rendezvous": str(self._scratch / f"{spec.run_id}-{attempt}"),
+            **self._processes.place(),
+            **self._branches.launch_record(spec),
+        }
+        if state.goes_on:
+            before = read_json(folder.launch)
+            if (model := before.get("device_model")) != launch["device_model"]:
+                # Times of two device models cannot be joined.
+                msg = (
+                    f"it was begun on {model} and cannot go on here, on {launch['device_model']}; "
+                    f"delete {folder.path} to begin again"
+                )
+                raise LaunchError(msg)
+            launch = _with_earlier_times(before, launch)
+            launch.pop("begins", None)
+            return launch | ({"begins": before["begins"]} if "begins" in before else {})
+        # An attempt that begins anew may be on another device; it keeps its own states.
+        shutil.rmtree(folder.branches, ignore_errors=True)
+        if "begins" in launch:
+            before = read_json(folder.beginning / folder.launch.name)
+            if before.get("device_model") == launch["device_model"]:
+                return _with_earlier_times(before, launch, "the run that it began as: ")
+            del launch["begins"]
+            shutil.rmtree(folder.beginning, ignore_errors=True)
+        return launch
+
+    def _write_start(self, spec: RunSpec, state: RunState, launch: dict[str, Any]) -> RunStatus:
+        """Write the files of an attempt that begins into the folder of a run; return its status."""
+        folder, before = state.folder, deepcopy(state.record)
+        if state.is_lost and before.attempts:
+            before.note_end(LOST, state.lost_at)
+        attempts = before.attempts
+        remove_dead_writes(folder)
+        for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
+            # Parquet without a seal is from a launcher that died while sealing; the lines remain.
+            leftover.unlink(missing_ok=True)
+        spec.write(folder.config)
+        write_json(folder.environment, self._environment)
+        prediction = self._predictions.get(spec.run_id)
+        if prediction is not None and not attempts:
+            write_json(folder.prediction, dict(prediction))
+        write_json(folder.launch, launch)
+        begins_again = spec.is_program and not spec.is_resumable_program
+        if begins_again and attempts and folder.log.exists():
+            # A program that begins again begins a new log: its losses may be read from the log.
+            folder.log.rename(folder.log.with_name(f"log-{len(attempts) - 1}.txt"))
+        # An attempt begins after the earlier ones, whatever the clock says.
+        began = max([now(), *(ended.ended_at or ended.started_at for ended in attempts)])
+        attempts.append(Attempt(began, 0))
+        status = RunStatus(Status.RUNNING, attempts=attempts, summary=before.summary)
+        status.write(folder.status)
+        return status

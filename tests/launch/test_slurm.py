@@ -176,6 +176,6 @@ def test_a_cluster_is_planned_for_without_being_looked_at(
     assert "launcher=local" in told("probe", *cpus)
     # Where there is no Slurm, that is what is said.
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "there is no s" in told("sweep", *cpus, "batch.micro_batch_size=32")
+    assert "is not on the PATH" in told("sweep", *cpus, "batch.micro_batch_size=32")
     assert main(["cancel", str(tmp_path)]) == 2
     assert "has no jobs" in capsys.readouterr().err

@@ -104,7 +104,9 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
 )
 def test_any_table_gives_verdicts_and_reasons(rows):
     table = pd.DataFrame(rows, columns=["cell", "difference", "value_reference", "margin"])
-    judged = judge_equivalence(table.assign(quantity="final_loss", margin_reference=0.005))
+    rest = {"reference": 9, "quantity": "final_loss", "target_loss": math.nan, "run_id": "a"}
+    rest |= {"run_id_reference": "b", "sweep_dir": "s", "sweep_dir_reference": "s"}
+    judged = judge_equivalence(table.assign(margin_reference=0.005, **rest))
     verdicts = {"equivalent", "different", "not identified"}
     assert judged.empty or set(judged["verdict"]) <= verdicts
     for row in judged.to_dict("records"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -12,7 +12,6 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.capacity import LIMITED, PEAK_FIGURES
 from batchscape.analysis.cost.figures import frontier_chart
 from batchscape.analysis.cost.frontier import FIT, frontier_rows, memory_frontier
-from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import memory_scale, significant
 from batchscape.analysis.report.table import Column, Table
@@ -25,53 +24,18 @@ _MAX_SENTENCES = 6
 
 def frontier_section(cells: Cells) -> Section | None:
     """Show which micro-batches fit; None where no run ran out of memory and none had a limit."""
-    limited = column_of(cells.runs, LIMITED).notna().any()
     rows = frontier_rows(cells)
+    limited = column_of(cells.runs, LIMITED).notna().any()
     if rows.empty or not (limited or rows["outcome"].ne(FIT).any()):
         return None
     table = memory_frontier(rows)
-    answer = [_sentence(row) for _, row in table.head(_MAX_SENTENCES).iterrows()]
+    frontiers = table.to_dict("records")
+    answer = [f"{_where(row)}{_sentence(row)}." for row in frontiers[:_MAX_SENTENCES]]
     if len(table) > _MAX_SENTENCES:
         are = count_text(len(table) - _MAX_SENTENCES, "more setting is", "more settings are")
         answer.append(f"{are} in the table.")
-    warnings = [
-        f"{_where(row)}: {row['note']}." for _, row in table[~table["is_monotone"]].iterrows()
-    ]
     chart = frontier_chart(rows, table)
-    charts = [chart] if chart else []
-    return Section("Where memory ends", answer, [_table(table)], charts, warnings)
-
-
-def _sentence(row: pd.Series[Any]) -> str:
-    if not row["identified"]:
-        why = row["note"].partition(";")[0]
-        return f"{_where(row)}: the largest micro-batch that fits is {why}."
-    text = (
-        f"{_where(row)}: micro-batch {row['last_fit']:.0f} is the last that fit, "
-        f"{row['first_out']:.0f} the first that ran out of memory"
-    )
-    if row["peak_gib"] > row["memory_gib"]:
-        return f"{text}; the margin at {row['last_fit']:.0f} is {NOT_IDENTIFIED}."
-    if math.isnan(row["margin_gib"]):
-        return f"{text}."
-    scale = memory_scale([row["memory_gib"]])
-    margin, memory = (
-        significant(row[name] * scale.factor, 3) for name in ("margin_gib", "memory_gib")
-    )
-    return (
-        f"{text}; at {row['last_fit']:.0f}, {margin} of {memory} {scale.unit} "
-        f"({row['margin_pct']:.2g} %) were left."
-    )
-
-
-def _where(row: pd.Series[Any]) -> str:
-    devices = int(row["data_parallel_size"])
-    text = f"On {count_text(devices, 'device')}"
-    return f"{text}, {row['group_label']}" if row["group_label"] else text
-
-
-def _table(table: pd.DataFrame) -> Table:
-    return Table(
+    view = Table(
         "memory_frontier",
         "Where memory ends",
         table,
@@ -90,6 +54,38 @@ def _table(table: pd.DataFrame) -> Table:
         ],
         footnotes=[table["note"].replace("", None)],
         notes=list(_notes(table)),
+    )
+    return Section(
+        "Where memory ends",
+        answer,
+        [view],
+        [chart] if chart else [],
+        [f"{_where(row)}{row['note']}." for row in frontiers if not row["is_monotone"]],
+    )
+
+
+def _where(row: Mapping[Any, Any]) -> str:
+    text = f"On {count_text(int(row['data_parallel_size']), 'device')}"
+    return f"{text}, {row['group_label']}: " if row["group_label"] else f"{text}: "
+
+
+def _sentence(row: Mapping[Any, Any]) -> str:
+    if not row["identified"]:
+        why = row["note"].partition(";")[0]
+        return f"the largest micro-batch that fits is {why}"
+    text = (
+        f"micro-batch {row['last_fit']:.0f} is the last that fit, {row['first_out']:.0f} the first "
+        "that ran out of memory"
+    )
+    if math.isnan(row["margin_gib"]):
+        return text
+    scale = memory_scale([row["memory_gib"]])
+    margin, memory = (
+        significant(row[name] * scale.factor, 3) for name in ("margin_gib", "memory_gib")
+    )
+    return (
+        f"{text}; at {row['last_fit']:.0f}, {margin} of {memory} {scale.unit} "
+        f"({row['margin_pct']:.2g} %) were left"
     )
 
 

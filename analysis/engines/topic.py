@@ -129,8 +129,7 @@ def _programs(cells: Cells) -> Section | None:
     )
     headers = ("ranks", "micro-batch", "accumulation", "global batch")
     observed = [
-        Column(f"observed_{name}", header, texts=table[f"{name}_text"])
-        for name, header in zip(OBSERVED, headers, strict=True)
+        Column(f"observed_{name}", header) for name, header in zip(OBSERVED, headers, strict=True)
     ]
     labels = table["cell"].map(geometry_label(cells.table))
     view = Table(
@@ -144,8 +143,6 @@ def _programs(cells: Cells) -> Section | None:
             *observed,
             Column("agrees", "as planned", words={True: "yes", False: "no"}),
         ],
-        footnotes=[table["sources"]],
-        hidden=["sources", *(f"{name}_text" for name in OBSERVED)],
         notes=[
             f"The batch that each program was observed to use; {MISSING}: not observed, which "
             "contradicts nothing and confirms nothing. A run is as planned if its global batch is."

@@ -26,7 +26,6 @@ from batchscape.analysis.search.measured import (
     settings_text,
 )
 from batchscape.record.folder import SweepFolder
-from batchscape.record.trial_counts import FAILED_TRIALS
 from batchscape.record.trials import TRIALS, read_measured, read_trials
 from batchscape.text import count_text, list_text
 
@@ -134,11 +133,6 @@ class _Search:
                 )
         lost = [place for study, place in places.items() if study not in {*self.measured["study"]}]
         text += f"; no result {_few(lost)}" if lost else ""
-        reported = self.trials[~self.trials["outcome"].isin(FAILED_TRIALS)]
-        n_trials = reported.groupby("study")["outcome"].count()
-        n_before = {str(grid["study"]): int(grid["trials"]) for grid in self.grids}
-        if any(n_before.get(str(study)) != count for study, count in n_trials.items()):
-            text += "; there were more trials since, around whose best nothing is measured yet"
         return f"{text}."
 
     def best_trials_text(self) -> str:
@@ -234,9 +228,8 @@ class _Search:
 
 
 def _few(texts: Sequence[str]) -> str:
-    if len(texts) > _MOST_NAMED:
-        texts = [*texts[:2], f"{len(texts) - 3} more in the table", texts[-1]]
-    return ", ".join(texts)
+    more = len(texts) - _MOST_NAMED
+    return ", ".join([*texts[:_MOST_NAMED], *([f"{more} more in the table"] if more > 0 else [])])
 
 
 def _place_text(values: Mapping[str, Any]) -> str:

@@ -116,12 +116,6 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
     assert lines.groupby("series").size().tolist() == [2, 3]
 
 
-def test_a_grid_older_than_the_trials_says_so(tmp_path):
-    grid = grid_of("all", [rate(0.002, 2.2), rate(0.001, 2.5)], trials=1)
-    section = with_grids(tmp_path, [grid])
-    assert "there were more trials since" in section.answer[0]
-
-
 def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path):
     points = [rate(0.002, 500.0), rate(0.001, 1000.0), rate(0.004, 250.0)]
     grid = grid_of("all", points, brackets=[bracket(0.002, 0.004, None)])

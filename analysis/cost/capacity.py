@@ -17,9 +17,9 @@ LIMITED = "memory_limit_gib"
 _HOST = "environment.memory_gib"
 _DEVICE = "launch.device_memory_gib"
 PEAK_FIGURES = {
-    "peak_taken_gib": "private memory mapped above the start",
+    "peak_taken_gib": "private memory mapped above the start, tensors and all else",
     **{name: MEMORY_PHASES[name] for name in ("device_used_gib", "peak_reserved_gib")},
-    "peak_allocated_gib": "tensors",
+    "peak_allocated_gib": "tensors alone, so that the margin is an upper bound",
 }
 """Figures of a peak in order of preference, and their labels."""
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.capacity import LIMITED, PEAK_FIGURES
-from batchscape.analysis.cost.figures import frontier_chart
-from batchscape.analysis.cost.frontier import FIT, frontier_rows, memory_frontier
+from batchscape.analysis.cost.frontier import FIT, OUT, SKIPPED, frontier_rows, memory_frontier
+from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
+from batchscape.analysis.figures.style import ACCENT, CROSS, GREY, MARK
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import memory_scale, significant
 from batchscape.analysis.report.table import Column, Table
@@ -20,6 +21,13 @@ from batchscape.text import count_text
 
 _MAX_SENTENCES = 6
 """Settings in the text; the table has all."""
+_MAX_ROWS = 24
+"""Settings of a figure."""
+_OUTCOMES = {
+    FIT: ACCENT,
+    OUT: Look(MARK.colour, symbol=CROSS),
+    SKIPPED: Look(GREY.colour, GREY.dark, hollow=True),
+}
 
 
 def frontier_section(cells: Cells) -> Section | None:
@@ -34,7 +42,7 @@ def frontier_section(cells: Cells) -> Section | None:
     if len(table) > _MAX_SENTENCES:
         are = count_text(len(table) - _MAX_SENTENCES, "more setting is", "more settings are")
         answer.append(f"{are} in the table.")
-    chart = frontier_chart(rows, table)
+    chart = _chart(rows, table)
     view = Table(
         "memory_frontier",
         "Where memory ends",
@@ -53,7 +61,16 @@ def frontier_section(cells: Cells) -> Section | None:
             Column("n_skipped", "not launched"),
         ],
         footnotes=[table["note"].replace("", None)],
-        notes=list(_notes(table)),
+        notes=[
+            "last fit: largest micro-batch that fit and is smaller than every one that ran out of "
+            "memory; first out of memory: smallest that did. fit, out, not launched: runs of each "
+            "outcome; a run is not launched where a smaller one ran out. Memory is of a rank: a "
+            "limit that emulates a smaller device (device.memory_limit_gib), else all of its "
+            "device or its part of the host.",
+            "peak: largest of the runs at the last fit"
+            + "".join(f", {PEAK_FIGURES[name]}" for name in table["peak_figure"].dropna().unique())
+            + ". margin: the rest.",
+        ],
     )
     return Section(
         "Where memory ends",
@@ -89,26 +106,28 @@ def _sentence(row: Mapping[Any, Any]) -> str:
     )
 
 
-def _notes(table: pd.DataFrame) -> Iterable[str]:
-    yield (
-        "last fit: largest micro-batch that fit and is smaller than every one that ran out of "
-        "memory; first out of memory: smallest that did. fit, out, not launched: runs of each "
-        "outcome; a run is not launched where a smaller one ran out. Memory is of a rank: a limit "
-        "that emulates a smaller device (device.memory_limit_gib), else all of its device or "
-        "its part of the host."
+def _chart(rows: pd.DataFrame, table: pd.DataFrame) -> Chart | None:
+    """Draw the outcome of each micro-batch, a line a setting; None for a single micro-batch."""
+    if rows["micro_batch_size"].nunique() < 2:
+        return None
+    keys = ["group", "data_parallel_size"]
+    devices = [count_text(int(number), "device") for number in table[keys[1]]]
+    names = [*map("\n".join, zip(table["group_label"], devices, strict=True))]
+    places = table[keys].assign(row=[name.strip() for name in names]).head(_MAX_ROWS)
+    cut = [*keys, "micro_batch_size", "outcome"]
+    points = rows.drop_duplicates(cut).merge(places, on=keys)
+    return Chart(
+        "memory_frontier",
+        "Where memory ends",
+        "Micro-batches that fit a device's memory, that ran out of it, and that were not launched "
+        "because a smaller one ran out, by setting.",
+        Axis(
+            {"micro_batch_size": "micro-batch (samples a device)"},
+            kind="log",
+            ticks=points["micro_batch_size"].tolist(),
+        ),
+        Axis({"row": ""}, kind="names"),
+        [Marks("point", points.rename(columns={"outcome": "series"}), size=45)],
+        {name: look for name, look in _OUTCOMES.items() if points["outcome"].eq(name).any()},
+        tables=["tables/memory_frontier.csv"],
     )
-    figures = [PEAK_FIGURES[name] for name in table["peak_figure"].dropna().unique()]
-    if figures:
-        yield f"peak: {', '.join(figures)}, largest of the runs at the last fit. margin: the rest."
-    if "peak_taken_gib" in set(table["peak_figure"]):
-        yield (
-            "Private memory is what a limit on a CPU counts: tensors, libraries' own and freed "
-            "memory that is kept, not files. Its peak is put together from the kernel's marks of "
-            "resident and of mapped memory, and leaves out memory that was mapped for a while and "
-            "never touched, so the margin may be a little too large."
-        )
-    if "peak_allocated_gib" in set(table["peak_figure"]):
-        yield (
-            "That peak counts tensors alone. The memory also holds what libraries take and what "
-            "the allocator keeps, so the margin is an upper bound."
-        )

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.cost.figures import memory_model_chart
-from batchscape.analysis.cost.memory_model import fit_memory
+from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import fit_step_time
-from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table, is_sharded
+from batchscape.analysis.cost.table import FACTORS, MEMORY_PHASES, cost_table, is_sharded
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
-from batchscape.analysis.figures.chart import Chart
+from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
+from batchscape.analysis.figures.style import palette
 from batchscape.analysis.numbers import memory_scale, time_scale
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
@@ -56,7 +56,7 @@ def cost_section(cells: Cells) -> Section | None:
             when = f"a device's memory ({MEMORY_PHASES[memory.limiting[-1]]})"
             texts.append(_parted(when, limit["fixed_gib"], limit["per_sample_gib"]))
             named = {f"memory_{name}{suffix}": estimate for name, estimate in limit.items()}
-            if number < _MAX_GROUPS and (chart := memory_model_chart(memory, suffix, label)):
+            if number < _MAX_GROUPS and (chart := _memory_chart(memory, suffix, label)):
                 charts.append(chart)
         try:
             times = fit_step_time(runs)
@@ -178,4 +178,39 @@ def _scaling(table: pd.DataFrame) -> Table:
             "times: 1 is ideal. Geometric mean over runs paired by seed, t-interval of the mean "
             "log."
         ],
+    )
+
+
+def _memory_chart(model: MemoryModel, suffix: str, label: str) -> Chart | None:
+    """Draw memory against the micro-batch by phase, with the fitted lines of one device."""
+    phases = {n: p for n, p in model.phases.items() if n != "peak_allocated_gib"} or model.phases
+    micros = model.measured["micro_batch_size"]
+    if micros.nunique() < 2:
+        return None
+    scale = memory_scale([float(phase.cells["measured"].max()) for phase in phases.values()])
+    grid = np.linspace(micros.min(), micros.max(), 60)
+    lines, points, looks = [], [], dict[str, Look]()
+    for (name, phase), look in zip(
+        phases.items(), palette(MEMORY_PHASES[n] for n in phases).values(), strict=True
+    ):
+        series = MEMORY_PHASES[name]
+        fitted = [phase.at(1, float(micro), 1).value * scale.factor for micro in grid]
+        line = pd.DataFrame({"micro_batch_size": grid, "memory": fitted})
+        lines.append(line.assign(series=series))
+        cells = phase.cells[list(FACTORS)].assign(memory=phase.cells["measured"] * scale.factor)
+        is_single = cells["gradient_accumulation_steps"].eq(1) & cells["data_parallel_size"].eq(1)
+        other = f"{series}, other"
+        points.append(cells.assign(series=np.where(is_single, series, other)))
+        looks |= {series: look}
+        looks |= {} if is_single.all() else {other: replace(look, hollow=True)}
+    return Chart(
+        f"memory_model{suffix}",
+        "Memory by micro-batch, and its fit",
+        "Memory of the fullest device by phase. Lines: fit for one device without accumulation; "
+        f"hollow (other): cells with accumulation or more devices.{f' {label}.' if label else ''}",
+        Axis({"micro_batch_size": "micro-batch (samples a device)"}),
+        Axis({"memory": f"memory ({scale.unit})"}, from_zero=True),
+        [Marks("line", pd.concat(lines)), Marks("point", pd.concat(points), size=20)],
+        looks,
+        tables=["tables/cost_models.csv"],
     )

@@ -153,35 +153,34 @@ class _Search:
     def table(self, suffix: str, of_folder: str) -> Table:
         """Show the best of each grid."""
         rows = self.measured.to_dict("records")
-        has_brackets = self.measured["best"].notna().any()
-        notes = [f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had."]
-        best, neighbours = list[Column](), list[Column]()
-        if has_brackets:
-            texts = [settings_text({row["setting"]: row["best"]}) for row in rows]
-            best = [Column("best", texts=texts)]
+        texts: dict[str, list[str]] = {"best": [], "below": [], "above": []}
+        for row in rows:
+            is_one = row["setting"] is not None
+            best = settings_text({row["setting"]: row["best"]}) if is_one else MISSING
+            texts["best"].append(best)
             for side in ("below", "above"):
-                texts = [
-                    MISSING
-                    if pd.isna(row[side])
-                    else f"{setting_text(row[side])} ({significant(row[f'{side}_mean'], 4)})"
-                    for row in rows
-                ]
-                neighbours.append(Column(side, f"next {side}", texts=texts))
-            notes.append(
+                mean = significant(row[f"{side}_mean"], 4)
+                text = MISSING if pd.isna(row[side]) else f"{setting_text(row[side])} ({mean})"
+                texts[side].append(text)
+        return Table(
+            f"search_measured{suffix}",
+            f"The best, with new seeds{of_folder}",
+            self.measured,
+            [
+                Column("study", is_left=True),
+                Column("best", texts=texts["best"]),
+                Column("held", "at", texts=[row["held"] or MISSING for row in rows]),
+                Column(self.objective, _LABELS[self.objective], spread=f"{self.objective}_ci95"),
+                Column("n"),
+                Column("below", "next below", texts=texts["below"]),
+                Column("above", "next above", texts=texts["above"]),
+            ],
+            notes=[
+                f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had. "
                 "Next below and above: the neighbours in the grid, in brackets their means, "
                 "infinite where a seed has no result."
-            )
-        held = [row["held"] or MISSING for row in rows]
-        columns = [
-            Column("study", is_left=True),
-            *best,
-            Column("held", "other settings" if has_brackets else "point", texts=held),
-            Column(self.objective, _LABELS[self.objective], spread=f"{self.objective}_ci95"),
-            Column("n"),
-            *neighbours,
-        ]
-        title = f"The best, with new seeds{of_folder}"
-        return Table(f"search_measured{suffix}", title, self.measured, columns, notes=notes)
+            ],
+        )
 
     def chart(self, cells: Cells, suffix: str, of_folder: str) -> Chart:
         """Draw the objective against each searched number, with the grids."""

@@ -115,7 +115,7 @@ def _chart(rows: pd.DataFrame, table: pd.DataFrame) -> Chart | None:
     names = [*map("\n".join, zip(table["group_label"], devices, strict=True))]
     places = table[keys].assign(row=[name.strip() for name in names]).head(_MAX_ROWS)
     cut = [*keys, "micro_batch_size", "outcome"]
-    points = rows.drop_duplicates(cut).merge(places, on=keys)
+    points = places.merge(rows.drop_duplicates(cut), on=keys)
     return Chart(
         "memory_frontier",
         "Where memory ends",

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
 from batchscape.analysis.comparing.pairs import blocks_of, contrasts_of, logarithm
-from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.numbers import TIMES
 
 _PAIRED_BY = ("seed", "init_seed", "data_seed", "timing_repeat")
-_KINDS = {
-    ("weak", "micro-batch and accumulation"): ["micro_batch_size", "gradient_accumulation_steps"],
-    ("strong", "accumulation"): ["samples_a_micro_step", "gradient_accumulation_steps"],
-    ("strong", "micro-batch"): ["micro_steps", "micro_batch_size"],
-}
-"""What stays equal between the compared numbers of devices, and the columns that say so."""
+_MICRO, _ACCUMULATION = FACTORS[1:]
+_KINDS: Sequence[tuple[str, str, list[str], Callable[[int, int, int], Geometry]]] = (
+    (
+        "weak",
+        "micro-batch and accumulation",
+        [_MICRO, _ACCUMULATION],
+        lambda devices, micro, accumulation: (devices, micro, accumulation),
+    ),
+    (
+        "strong",
+        "accumulation",
+        ["samples_a_micro_step", _ACCUMULATION],
+        lambda devices, samples, accumulation: (devices, samples // devices, accumulation),
+    ),
+    (
+        "strong",
+        "micro-batch",
+        ["micro_steps", _MICRO],
+        lambda devices, micro_steps, micro: (devices, micro, micro_steps // devices),
+    ),
+)
+"""What stays equal between numbers of devices, the columns that say so, and the cut of these."""
 _DEFINITIONS = {
     "weak": "step time on the fewer devices / step time on the more, at equal micro-batch and "
     "accumulation",
@@ -52,22 +69,21 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
     -----
     Ratios are geometric means over the pairs, with the t-interval of the mean logarithm.
     """
-    devices, micro, accumulation = (table[name].astype(int) for name in FACTORS)
+    cuts = {name: table[name].astype(int) for name in FACTORS}
+    devices, micro, accumulation = cuts.values()
     rows = table.assign(
-        **{name: table[name].astype(int) for name in FACTORS},
+        **cuts,
         samples_a_micro_step=devices * micro,
         micro_steps=devices * accumulation,
         pair=blocks_of(table, _PAIRED_BY),
         value=-logarithm(table["step_time_s"]),
     ).dropna(subset=["value"])
     found = []
-    for (kind, held), within in _KINDS.items():
+    for kind, held, within, cut_of in _KINDS:
         for contrast in contrasts_of(rows, "data_parallel_size", within, "pair"):
             n = len(contrast.values)
             if not n:
                 continue
-            side = (rows[within] == list(contrast.place)).all(axis=1)
-            cuts = rows[side].drop_duplicates("data_parallel_size").set_index("data_parallel_size")
             ideal = math.log(contrast.base / contrast.level) if kind == "strong" else 0.0
             estimate = Estimate.of_ratio(
                 contrast.values + ideal,
@@ -76,8 +92,8 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
                 note=None if n > 1 else "no interval: one pair",
             )
             geometry, reference = (
-                TIMES.join(map(str, (level, *cuts.loc[level, [*FACTORS[1:]]])))
-                for level in (contrast.level, contrast.base)
+                TIMES.join(map(str, cut_of(devices, *contrast.place)))
+                for devices in (contrast.level, contrast.base)
             )
             found.append(
                 {

@@ -116,8 +116,10 @@ def _parted(what: str, fixed: Estimate, slope: Estimate) -> str:
     for estimate in (fixed, slope):
         choose = memory_scale if estimate.unit == "GiB" else time_scale
         scale = choose([estimate.value])
-        ends = (end * scale.factor for end in (estimate.value, estimate.low, estimate.high))
-        scaled = replace(estimate, **dict(zip(_PARTS, ends, strict=False)))
+        value, low, high = (
+            end * scale.factor for end in (estimate.value, estimate.low, estimate.high)
+        )
+        scaled = replace(estimate, value=value, low=low, high=high)
         texts.append(f"{scaled.text()} {scale.unit}" if estimate.is_identified else scaled.text())
     return f"Of {what}, the fixed part is {texts[0]}; the part of a sample is {texts[1]}."
 

@@ -111,7 +111,7 @@ def judge_equivalence(pairs: pd.DataFrame) -> pd.DataFrame:
     columns = {name: pairs[name].to_numpy() for name in pairs}
     margins = pairs[["margin", "margin_reference"]].to_numpy(dtype=float)
     rows = []
-    for places in pairs.groupby(keys, dropna=False).ngroup().pipe(_places):
+    for places in _places(pairs.groupby(keys, dropna=False).ngroup()):
         paired = places[~np.isnan(columns["difference"][places])]
         margin, conflict = stated_margin(margins[places], str(columns["quantity"][places[0]]))
         verdict = asdict(tost(columns["difference"][paired], margin))

@@ -130,13 +130,3 @@ def test_the_headline_has_the_level_of_all_others(build):
     assert (headline.low, headline.high) == pytest.approx(tuple(expected))
     assert headline.low < headline.high
     assert "95%" in headline.method
-
-
-def test_margins_that_differ_are_said_loudly(build):
-    sweep = build()
-    for seed in (0, 1):
-        sweep.run((1, 32, 1), seed=seed)
-        sweep.run((1, 8, 4), seed=seed, measure__equivalence_margin=1.0)
-    section = section_of(sweep)
-    assert "several margins (0.005, 1)" in section.warnings[0]
-    assert "margin of several nats: 1 not identified" in section.answer[0]

@@ -24,7 +24,6 @@ ALLOWED = {
         updated_at workspace_gib device_limits""",
     "settings that are read by their names": """
         equivalence_margin equivalence_margin_steps geometry_pattern tokens_per_optimizer_step""",
-    "columns of a table, taken from the object as a whole": "p_equivalent",
     "found by name: in a configuration, by an import path, by `__getattr__`": """
         AccelerateEngine ByteText ConvNet DeepSpeedEngine FabricEngine GridSweeper Images Patients
         Regressor fsdp_engine __dir__ __getattr__""",

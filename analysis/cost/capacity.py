@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sized
-from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cost.table import MEMORY_PHASES
@@ -17,51 +17,46 @@ LIMITED = "memory_limit_gib"
 _HOST = "environment.memory_gib"
 _DEVICE = "launch.device_memory_gib"
 PEAK_FIGURES = {
-    "peak_taken_gib": "private memory mapped above the start",
+    "peak_taken_gib": "private memory mapped above the start, tensors and all else",
     **{name: MEMORY_PHASES[name] for name in ("device_used_gib", "peak_reserved_gib")},
-    "peak_allocated_gib": "tensors",
+    "peak_allocated_gib": "tensors alone, so that the margin is an upper bound",
 }
 """Figures of a peak in order of preference, and their labels."""
 
 
 def memory_of_ranks(runs: pd.DataFrame) -> pd.Series[float]:
     """Return the memory that each rank of a run had, in GiB; NaN where it is unknown."""
-    columns = ["device_type", "launch.devices", "data_parallel_size", LIMITED, _HOST, _DEVICE]
-    rows = runs.reindex(columns=columns).astype(object)
-    memory = pd.Series([_memory(*row) for row in rows.to_numpy()], runs.index, float)
-    shared = pd.to_numeric(column_of(runs, "launch.runs_per_device")).astype(float).gt(1)
-    return memory.mask(shared & rows[LIMITED].isna())
+    ranks, limit, host, device = (
+        _numbers(runs, name) for name in ("data_parallel_size", LIMITED, _HOST, _DEVICE)
+    )
+    devices = column_of(runs, "launch.devices").map(
+        lambda names: len(names) if isinstance(names, Sized) and not isinstance(names, str) else 0
+    )
+    ranks_a_device = (ranks / devices.where(devices > 0)).apply(np.ceil).fillna(1)
+    # A device of a CPU is one rank, so a limit is already a rank's.
+    memory: pd.Series[float] = (limit.fillna(device) / ranks_a_device).where(
+        column_of(runs, "device_type").ne("cpu"), limit.fillna(host / ranks)
+    )
+    return memory.mask(_numbers(runs, "launch.runs_per_device").gt(1) & limit.isna())
 
 
 def device_memory(runs: pd.DataFrame) -> float:
     """Return the memory of each device of runs on equal ones, in GiB; NaN where it is unknown."""
-    limits = pd.to_numeric(column_of(runs, LIMITED)).astype(float)
+    limits = _numbers(runs, LIMITED)
     if limits.notna().any():
         return float(limits.iloc[0]) if limits.nunique(dropna=False) == 1 else math.nan
-    return float(pd.to_numeric(column_of(runs, _DEVICE)).astype(float).min())
+    return float(_numbers(runs, _DEVICE).min())
 
 
 def peaks_of_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the figure that decides whether a run fits: `peak_gib`, and its name `peak_figure`."""
-    limited = column_of(runs, LIMITED).notna()
-    peaks = pd.DataFrame({"peak_gib": math.nan, "peak_figure": None}, index=runs.index)
-    for name in PEAK_FIGURES:
-        values = pd.to_numeric(column_of(runs, name)).astype(float)
-        usable = values.notna() & peaks["peak_gib"].isna()
-        if name == "device_used_gib":
-            usable &= ~limited
-        peaks.loc[usable, "peak_gib"] = values[usable]
-        peaks.loc[usable, "peak_figure"] = name
-    return peaks
+    figures = pd.DataFrame({name: _numbers(runs, name) for name in PEAK_FIGURES})
+    is_limited = column_of(runs, LIMITED).notna()
+    figures["device_used_gib"] = figures["device_used_gib"].mask(is_limited)
+    peak = figures.bfill(axis=1).iloc[:, 0]
+    name = figures.notna().idxmax(axis=1).astype(object).where(peak.notna(), None)
+    return pd.DataFrame({"peak_gib": peak, "peak_figure": name})
 
 
-def _memory(device_type: object, devices: object, *figures: Any) -> float:  # noqa: ANN401  (of a table)
-    ranks, limit_gib, host_gib, device_gib = (
-        math.nan if figure is None or pd.isna(figure) else float(figure) for figure in figures
-    )
-    if device_type == "cpu":
-        # A device of a CPU is one rank, so a limit is already a rank's.
-        return limit_gib if math.isfinite(limit_gib) else host_gib / ranks
-    n_devices = len(devices) if isinstance(devices, Sized) and not isinstance(devices, str) else 0
-    ranks_per_device = math.ceil(ranks / n_devices) if n_devices else 1
-    return (limit_gib if math.isfinite(limit_gib) else device_gib) / ranks_per_device
+def _numbers(runs: pd.DataFrame, name: str) -> pd.Series[float]:
+    return pd.to_numeric(column_of(runs, name)).astype(float)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.capacity import LIMITED, PEAK_FIGURES
-from batchscape.analysis.cost.figures import frontier_chart
-from batchscape.analysis.cost.frontier import FIT, frontier_rows, memory_frontier
-from batchscape.analysis.estimates import NOT_IDENTIFIED
+from batchscape.analysis.cost.frontier import FIT, OUT, SKIPPED, frontier_rows, memory_frontier
+from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
+from batchscape.analysis.figures.style import ACCENT, CROSS, GREY, MARK
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import memory_scale, significant
 from batchscape.analysis.report.table import Column, Table
@@ -21,57 +21,29 @@ from batchscape.text import count_text
 
 _MAX_SENTENCES = 6
 """Settings in the text; the table has all."""
+_MAX_ROWS = 24
+"""Settings of a figure."""
+_OUTCOMES = {
+    FIT: ACCENT,
+    OUT: Look(MARK.colour, symbol=CROSS),
+    SKIPPED: Look(GREY.colour, GREY.dark, hollow=True),
+}
 
 
 def frontier_section(cells: Cells) -> Section | None:
     """Show which micro-batches fit; None where no run ran out of memory and none had a limit."""
-    limited = column_of(cells.runs, LIMITED).notna().any()
     rows = frontier_rows(cells)
+    limited = column_of(cells.runs, LIMITED).notna().any()
     if rows.empty or not (limited or rows["outcome"].ne(FIT).any()):
         return None
     table = memory_frontier(rows)
-    answer = [_sentence(row) for _, row in table.head(_MAX_SENTENCES).iterrows()]
+    frontiers = table.to_dict("records")
+    answer = [f"{_where(row)}{_sentence(row)}." for row in frontiers[:_MAX_SENTENCES]]
     if len(table) > _MAX_SENTENCES:
         are = count_text(len(table) - _MAX_SENTENCES, "more setting is", "more settings are")
         answer.append(f"{are} in the table.")
-    warnings = [
-        f"{_where(row)}: {row['note']}." for _, row in table[~table["is_monotone"]].iterrows()
-    ]
-    chart = frontier_chart(rows, table)
-    charts = [chart] if chart else []
-    return Section("Where memory ends", answer, [_table(table)], charts, warnings)
-
-
-def _sentence(row: pd.Series[Any]) -> str:
-    if not row["identified"]:
-        why = row["note"].partition(";")[0]
-        return f"{_where(row)}: the largest micro-batch that fits is {why}."
-    text = (
-        f"{_where(row)}: micro-batch {row['last_fit']:.0f} is the last that fit, "
-        f"{row['first_out']:.0f} the first that ran out of memory"
-    )
-    if row["peak_gib"] > row["memory_gib"]:
-        return f"{text}; the margin at {row['last_fit']:.0f} is {NOT_IDENTIFIED}."
-    if math.isnan(row["margin_gib"]):
-        return f"{text}."
-    scale = memory_scale([row["memory_gib"]])
-    margin, memory = (
-        significant(row[name] * scale.factor, 3) for name in ("margin_gib", "memory_gib")
-    )
-    return (
-        f"{text}; at {row['last_fit']:.0f}, {margin} of {memory} {scale.unit} "
-        f"({row['margin_pct']:.2g} %) were left."
-    )
-
-
-def _where(row: pd.Series[Any]) -> str:
-    devices = int(row["data_parallel_size"])
-    text = f"On {count_text(devices, 'device')}"
-    return f"{text}, {row['group_label']}" if row["group_label"] else text
-
-
-def _table(table: pd.DataFrame) -> Table:
-    return Table(
+    chart = _chart(rows, table)
+    view = Table(
         "memory_frontier",
         "Where memory ends",
         table,
@@ -89,30 +61,73 @@ def _table(table: pd.DataFrame) -> Table:
             Column("n_skipped", "not launched"),
         ],
         footnotes=[table["note"].replace("", None)],
-        notes=list(_notes(table)),
+        notes=[
+            "last fit: largest micro-batch that fit and is smaller than every one that ran out of "
+            "memory; first out of memory: smallest that did. fit, out, not launched: runs of each "
+            "outcome; a run is not launched where a smaller one ran out. Memory is of a rank: a "
+            "limit that emulates a smaller device (device.memory_limit_gib), else all of its "
+            "device or its part of the host.",
+            "peak: largest of the runs at the last fit"
+            + "".join(f", {PEAK_FIGURES[name]}" for name in table["peak_figure"].dropna().unique())
+            + ". margin: the rest.",
+        ],
+    )
+    return Section(
+        "Where memory ends",
+        answer,
+        [view],
+        [chart] if chart else [],
+        [f"{_where(row)}{row['note']}." for row in frontiers if not row["is_monotone"]],
     )
 
 
-def _notes(table: pd.DataFrame) -> Iterable[str]:
-    yield (
-        "last fit: largest micro-batch that fit and is smaller than every one that ran out of "
-        "memory; first out of memory: smallest that did. fit, out, not launched: runs of each "
-        "outcome; a run is not launched where a smaller one ran out. Memory is of a rank: a limit "
-        "that emulates a smaller device (device.memory_limit_gib), else all of its device or "
-        "its part of the host."
+def _where(row: Mapping[Any, Any]) -> str:
+    text = f"On {count_text(int(row['data_parallel_size']), 'device')}"
+    return f"{text}, {row['group_label']}: " if row["group_label"] else f"{text}: "
+
+
+def _sentence(row: Mapping[Any, Any]) -> str:
+    if not row["identified"]:
+        why = row["note"].partition(";")[0]
+        return f"the largest micro-batch that fits is {why}"
+    text = (
+        f"micro-batch {row['last_fit']:.0f} is the last that fit, {row['first_out']:.0f} the first "
+        "that ran out of memory"
     )
-    figures = [PEAK_FIGURES[name] for name in table["peak_figure"].dropna().unique()]
-    if figures:
-        yield f"peak: {', '.join(figures)}, largest of the runs at the last fit. margin: the rest."
-    if "peak_taken_gib" in set(table["peak_figure"]):
-        yield (
-            "Private memory is what a limit on a CPU counts: tensors, libraries' own and freed "
-            "memory that is kept, not files. Its peak is put together from the kernel's marks of "
-            "resident and of mapped memory, and leaves out memory that was mapped for a while and "
-            "never touched, so the margin may be a little too large."
-        )
-    if "peak_allocated_gib" in set(table["peak_figure"]):
-        yield (
-            "That peak counts tensors alone. The memory also holds what libraries take and what "
-            "the allocator keeps, so the margin is an upper bound."
-        )
+    if math.isnan(row["margin_gib"]):
+        return text
+    scale = memory_scale([row["memory_gib"]])
+    margin, memory = (
+        significant(row[name] * scale.factor, 3) for name in ("margin_gib", "memory_gib")
+    )
+    return (
+        f"{text}; at {row['last_fit']:.0f}, {margin} of {memory} {scale.unit} "
+        f"({row['margin_pct']:.2g} %) were left"
+    )
+
+
+def _chart(rows: pd.DataFrame, table: pd.DataFrame) -> Chart | None:
+    """Draw the outcome of each micro-batch, a line a setting; None for a single micro-batch."""
+    if rows["micro_batch_size"].nunique() < 2:
+        return None
+    keys = ["group", "data_parallel_size"]
+    devices = [count_text(int(number), "device") for number in table[keys[1]]]
+    names = [*map("\n".join, zip(table["group_label"], devices, strict=True))]
+    places = table[keys].assign(row=[name.strip() for name in names]).head(_MAX_ROWS)
+    cut = [*keys, "micro_batch_size", "outcome"]
+    points = places.merge(rows.drop_duplicates(cut), on=keys)
+    return Chart(
+        "memory_frontier",
+        "Where memory ends",
+        "Micro-batches that fit a device's memory, that ran out of it, and that were not launched "
+        "because a smaller one ran out, by setting.",
+        Axis(
+            {"micro_batch_size": "micro-batch (samples a device)"},
+            kind="log",
+            ticks=points["micro_batch_size"].tolist(),
+        ),
+        Axis({"row": ""}, kind="names"),
+        [Marks("point", points.rename(columns={"outcome": "series"}), size=45)],
+        {name: look for name, look in _OUTCOMES.items() if points["outcome"].eq(name).any()},
+        tables=["tables/memory_frontier.csv"],
+    )

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cost.model import CostFit, Term, fit_cost, outside
+from batchscape.analysis.cost.model import CostFit, Form, Term, fit_cost, outside
 from batchscape.analysis.cost.table import FACTORS, MEMORY_PHASES, one_group
 from batchscape.analysis.estimates import Estimate
 from batchscape.errors import AnalysisError
 
 MEMORY_TERMS = {
     "fixed_gib": Term(
-        lambda cut: np.ones_like(cut.devices),
         "memory that does not grow with the micro-batch, on one device without accumulation",
     ),
     "per_sample_gib": Term(
-        lambda cut: cut.micro,
-        "memory that each further sample of the micro-batch takes",
-        ("micro_batch_size",),
+        "memory that each further sample of the micro-batch takes", ("micro_batch_size",)
     ),
     "accumulation_gib": Term(
-        lambda cut: np.where(cut.accumulation > 1, 1.0, 0.0),
         "memory that more than one micro-step takes beside that: gradients kept between them",
         ("gradient_accumulation_steps",),
     ),
     "devices_gib": Term(
-        lambda cut: np.where(cut.devices > 1, 1.0, 0.0),
         "memory that more than one device takes on each of them: buckets of the exchange, less "
         "what shards save",
         ("data_parallel_size",),
@@ -65,15 +61,11 @@ class MemoryModel:
         return list(self.phases)
 
     @cached_property
-    def largest(self) -> dict[tuple[int, ...], float]:
+    def largest(self) -> dict[Hashable, float]:
         """Largest measured memory of each geometry, in GiB; NaN where a figure is missing."""
-        rows = self.measured
-        peaks = rows[self.limiting].to_numpy(dtype=float).max(axis=1)
-        cuts = map(tuple, rows[list(FACTORS)].astype(int).to_numpy().tolist())
-        largest: dict[tuple[int, ...], float] = {}
-        for cut, value in zip(cuts, peaks.tolist(), strict=True):
-            largest[cut] = float(np.maximum(value, largest.get(cut, value)))
-        return largest
+        peaks = self.measured[self.limiting].astype(float).max(axis=1, skipna=False)
+        cuts = [self.measured[name].astype(int) for name in FACTORS]
+        return peaks.groupby(cuts).agg(lambda values: values.max(skipna=False)).to_dict()
 
     def peak(self, devices: int, micro: int, accumulation: int) -> Estimate:
         """Predict the memory that decides whether a run fits.
@@ -92,6 +84,17 @@ class MemoryModel:
     def beyond(self, devices: int, micro: int, accumulation: int) -> list[str]:
         """Name the factors in which a geometry lies outside the measured ones."""
         return outside(self.measured, devices, micro, accumulation)
+
+
+def _weights(devices: Any, micro: Any, accumulation: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the factor of each term, of numbers or arrays."""
+    one = devices / devices
+    return {
+        "fixed_gib": one,
+        "per_sample_gib": micro,
+        "accumulation_gib": one * (accumulation > 1),
+        "devices_gib": one * (devices > 1),
+    }
 
 
 def fit_memory(table: pd.DataFrame, *, is_sharded: bool = False) -> MemoryModel:
@@ -121,9 +124,9 @@ def fit_memory(table: pd.DataFrame, *, is_sharded: bool = False) -> MemoryModel:
     """
     rows = one_group(table, others=list(MEMORY_PHASES))
     devices = replace(MEMORY_TERMS["devices_gib"], may_save=is_sharded)
-    terms = {**MEMORY_TERMS, "devices_gib": devices}
+    form = Form({**MEMORY_TERMS, "devices_gib": devices}, _weights, "GiB")
     phases = {
-        name: fit_cost(rows, name, terms, unit="GiB", relative=False, repeats=False)
+        name: fit_cost(rows, rows[name], form)
         for name in MEMORY_PHASES
         if name in rows and rows[name].notna().any()
     }

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
@@ -17,6 +14,9 @@ from batchscape.text import count_text
 
 PREDICTED = {"peak_allocated_gib": "peak memory", "step_time_s": "step time"}
 """Figures of a run that a plan predicts."""
+_PARTS = {"value": "predicted", "low": "low", "high": "high", "method": "method"}
+"""Of a prediction, and their columns."""
+_NUMBERS = ["predicted", "low", "high"]
 
 
 def compare_predictions(cells: Cells) -> pd.DataFrame:
@@ -24,72 +24,31 @@ def compare_predictions(cells: Cells) -> pd.DataFrame:
     cells = cells.by_cost()
     figures = cells.figures
     # A prediction leaves out the workspace of cuBLAS.
-    workspace = pd.to_numeric(column_of(cells.runs, "workspace_gib"))
-    tensors = figures["peak_allocated_gib"] - workspace.astype(float).fillna(0)
+    workspace = pd.to_numeric(column_of(cells.runs, "workspace_gib")).astype(float).fillna(0)
+    tensors = figures["peak_allocated_gib"] - workspace
     figures = figures.assign(peak_allocated_gib=tensors)
-    rows = []
+    parts = []
     for figure in PREDICTED:
-        names = {part: f"predicted.{figure}.{part}" for part in ("value", "low", "high", "method")}
-        if names["value"] not in cells.runs:
-            continue
-        predictions = cells.runs.reindex(columns=list(names.values())).set_axis(list(names), axis=1)
-        numbers = predictions[["value", "low", "high"]].apply(pd.to_numeric).astype(float)
-        runs = numbers.assign(
-            method=predictions["method"],
-            measured=figures[figure],
-            cell=cells.runs["cell"],
-            run_id=cells.runs["run_id"],
-            sweep_dir=cells.runs["sweep_dir"],
-        ).dropna(subset=["value", "measured"])
-        runs["ranged"] = runs["low"].notna() & runs["high"].notna()
-        runs["within"] = runs["ranged"] & runs["measured"].between(runs["low"], runs["high"])
-        for (cell, method), group in runs.groupby(["cell", "method"], sort=True):
-            predicted, measured = group["value"].mean(), group["measured"].mean()
-            rows.append(
-                {
-                    "cell": cell,
-                    "figure": figure,
-                    "method": method,
-                    "predicted": predicted,
-                    "low": group["low"].mean(),
-                    "high": group["high"].mean(),
-                    "measured": measured,
-                    "n": len(group),
-                    "error_pct": 100 * (predicted / measured - 1) if measured > 0 else np.nan,
-                    "n_ranged": int(group["ranged"].sum()),
-                    "n_within": int(group["within"].sum()),
-                    "run_ids": ";".join(group["run_id"]),
-                    "sweep_dirs": ";".join(group["sweep_dir"].unique()),
-                }
-            )
-    if not rows:
-        return pd.DataFrame(columns=["cell", "figure", "method", "error_pct"])
-    table = pd.DataFrame(rows)
-    cuts = cells.table[list(GEOMETRY)].assign(label=cells.labels())
-    return table.merge(cuts, left_on="cell", right_index=True).sort_values(
-        ["figure", "method", "cell"], ignore_index=True
+        names = {f"predicted.{figure}.{old}": new for old, new in _PARTS.items()}
+        part = cells.runs.reindex(columns=list(names)).set_axis(list(names.values()), axis=1)
+        part[_NUMBERS] = part[_NUMBERS].apply(pd.to_numeric).astype(float)
+        parts.append(part.assign(figure=figure, measured=figures[figure]))
+    runs = pd.concat(parts).join(cells.runs[["cell", "run_id", "sweep_dir"]])
+    runs = runs.dropna(subset=["predicted", "measured"])
+    is_ranged = runs["low"].notna() & runs["high"].notna()
+    is_within = is_ranged & runs["measured"].between(runs["low"], runs["high"])
+    runs = runs.assign(n_ranged=is_ranged, n_within=is_within)
+    table = runs.groupby(["figure", "method", "cell"]).agg(
+        **{name: (name, "mean") for name in (*_NUMBERS, "measured")},
+        n=("run_id", "size"),
+        n_ranged=("n_ranged", "sum"),
+        n_within=("n_within", "sum"),
+        run_ids=("run_id", ";".join),
+        sweep_dirs=("sweep_dir", lambda dirs: ";".join(dirs.unique())),
     )
-
-
-def prediction_errors(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the median and worst error of the cells, by figure and method."""
-    rows = []
-    for (figure, method), group in table.dropna(subset="error_pct").groupby(["figure", "method"]):
-        errors = group["error_pct"].abs()
-        rows.append(
-            {
-                "figure": figure,
-                "method": method,
-                "cells": len(group),
-                "runs": group["n"].sum(),
-                "median_error_pct": errors.median(),
-                "worst_error_pct": errors.max(),
-                "worst": group["label"].iloc[errors.argmax()],
-                "n_ranged": group["n_ranged"].sum(),
-                "n_within": group["n_within"].sum(),
-            }
-        )
-    return pd.DataFrame(rows)
+    error = 100 * (table["predicted"] / table["measured"].where(table["measured"] > 0) - 1)
+    cuts = cells.table[list(GEOMETRY)].assign(label=cells.labels())
+    return table.assign(error_pct=error).reset_index().join(cuts, on="cell")
 
 
 def predicted_section(cells: Cells) -> Section | None:
@@ -97,25 +56,20 @@ def predicted_section(cells: Cells) -> Section | None:
     table = compare_predictions(cells)
     if table.empty:
         return None
-    errors = prediction_errors(table)
-    return Section("Predicted against measured", list(_answer(errors)), [_table(table)])
-
-
-def _answer(errors: pd.DataFrame) -> Iterable[str]:
-    for row in errors.to_dict("records"):
-        median, worst = (significant(row[f"{name}_error_pct"], 2) for name in ("median", "worst"))
-        text = (
-            f"{PREDICTED[row['figure']].capitalize()}, predicted ({row['method']}), was off by "
-            f"{worst} % at most ({row['worst']})"
-        )
-        if row["cells"] >= FEWEST:
-            text += f", by {median} % in the median of {row['cells']} cells"
-        if row["n_ranged"]:
-            text += (
-                f"; {row['n_within']} of {count_text(row['n_ranged'], 'run')} measured within the "
-                "stated range"
-            )
-        yield f"{text}."
+    answer = []
+    for (figure, method), rows in table.dropna(subset="error_pct").groupby(["figure", "method"]):
+        errors = rows["error_pct"].abs()
+        text = f"{PREDICTED[str(figure)].capitalize()}, predicted ({method}), was off by "
+        worst, median = (significant(error, 2) for error in (errors.max(), errors.median()))
+        text += f"{worst} % at most ({rows['label'].iloc[int(errors.argmax())]})"
+        if len(rows) >= FEWEST:
+            text += f", by {median} % in the median of {len(rows)} cells"
+        n_ranged = int(rows["n_ranged"].sum())
+        if n_ranged:
+            runs = count_text(n_ranged, "run")
+            text += f"; {rows['n_within'].sum()} of {runs} measured within the stated range"
+        answer.append(f"{text}.")
+    return Section("Predicted against measured", answer, [_table(table)])
 
 
 def _table(table: pd.DataFrame) -> Table:

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cost.model import join_ids
+from batchscape.analysis.comparing.pairs import blocks_of, contrasts_of, logarithm
 from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.numbers import TIMES
 
 _PAIRED_BY = ("seed", "init_seed", "data_seed", "timing_repeat")
+_MICRO, _ACCUMULATION = FACTORS[1:]
+_KINDS: Sequence[tuple[str, str, list[str], Callable[[int, int, int], Geometry]]] = (
+    (
+        "weak",
+        "micro-batch and accumulation",
+        [_MICRO, _ACCUMULATION],
+        lambda devices, micro, accumulation: (devices, micro, accumulation),
+    ),
+    (
+        "strong",
+        "accumulation",
+        ["samples_a_micro_step", _ACCUMULATION],
+        lambda devices, samples, accumulation: (devices, samples // devices, accumulation),
+    ),
+    (
+        "strong",
+        "micro-batch",
+        ["micro_steps", _MICRO],
+        lambda devices, micro_steps, micro: (devices, micro, micro_steps // devices),
+    ),
+)
+"""What stays equal between numbers of devices, the columns that say so, and the cut of these."""
 _DEFINITIONS = {
     "weak": "step time on the fewer devices / step time on the more, at equal micro-batch and "
     "accumulation",
@@ -27,14 +48,14 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
 
     Weak scaling gives each device the same work (equal micro-batch and accumulation); strong
     scaling shares one global batch out, by smaller micro-batches or by less accumulation. Runs
-    are paired by seed and timing repeat; without those columns a cell is one unit.
+    are paired by seed and timing repeat.
 
     Parameters
     ----------
     table : DataFrame
-        One row a run of one machine, model and setting: `data_parallel_size`,
+        One row a run of one machine, model and setting: `run_id`, `data_parallel_size`,
         `micro_batch_size`, `gradient_accumulation_steps`, `step_time_s` (NaN where the machine was
-        not free), and optionally `seed`, `timing_repeat`, `run_id`.
+        not free), and optionally `seed`, `timing_repeat`.
 
     Returns
     -------
@@ -48,67 +69,46 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
     -----
     Ratios are geometric means over the pairs, with the t-interval of the mean logarithm.
     """
-    rows = table[table["step_time_s"] > 0]
-    rows = rows.assign(
-        **{name: np.nan for name in _PAIRED_BY if name not in rows},
-        **{name: rows[name].astype(int) for name in FACTORS},
-        log=np.log(rows["step_time_s"].to_numpy(dtype=float)),
-    )
-    comparisons = [_compare(rows, pair) for pair in _pairs(rows)]
-    columns = ["kind", "held", "devices", "geometry", "reference", "efficiency", "low", "high"]
-    columns += ["n", "estimate", "run_ids"]
-    table = pd.DataFrame([row for row in comparisons if row["n"]], columns=columns)
-    return table.sort_values(["kind", "held", "reference", "devices"], ignore_index=True)
-
-
-Pair = tuple[Geometry, Geometry, str, str]
-
-
-def _pairs(rows: pd.DataFrame) -> Iterator[Pair]:
-    """Yield each cell with that of the fewest devices that it scales from, weakly or strongly."""
-    cells: list[Geometry] = list(
-        rows[list(FACTORS)].drop_duplicates().itertuples(index=False, name=None)
-    )
-    fewest: dict[tuple[object, ...], Geometry] = {}
-    for devices, micro, accumulation in sorted(cells):
-        for key in (
-            ("weak", "micro-batch and accumulation", micro, accumulation),
-            ("strong", "accumulation", devices * micro, accumulation),
-            ("strong", "micro-batch", devices * accumulation, micro),
-        ):
-            cell = (devices, micro, accumulation)
-            base = fewest.setdefault(key, cell)
-            if base[0] < devices:
-                yield cell, base, str(key[0]), str(key[1])
-
-
-def _compare(rows: pd.DataFrame, pair: Pair) -> dict[str, object]:
-    cell, base, kind, held = pair
-    names = list(FACTORS)
-    sides, runs = [], []
-    for geometry in (base, cell):
-        side = rows[(rows[names] == list(geometry)).all(axis=1)]
-        runs.append(side)
-        sides.append(side.groupby(list(_PAIRED_BY), dropna=False)["log"].mean())
-    factor = math.log(base[0] / cell[0]) if kind == "strong" else 0.0
-    logs = (sides[0] - sides[1]).dropna() + factor
-    n = len(logs)
-    estimate = Estimate.of_ratio(
-        logs.to_numpy(dtype=np.float64),
-        _DEFINITIONS[kind].format(held=held),
-        f"t-interval of the mean log ratio over {n} pairs of runs",
-        note=None if n > 1 else "no interval: one pair",
-    )
-    return {
-        "kind": kind,
-        "held": held,
-        "devices": cell[0],
-        "geometry": TIMES.join(map(str, cell)),
-        "reference": TIMES.join(map(str, base)),
-        "efficiency": estimate.value,
-        "low": estimate.low,
-        "high": estimate.high,
-        "n": n,
-        "estimate": estimate,
-        "run_ids": join_ids(run_id for side in runs for run_id in side.get("run_id", ())),
-    }
+    cuts = {name: table[name].astype(int) for name in FACTORS}
+    devices, micro, accumulation = cuts.values()
+    rows = table.assign(
+        **cuts,
+        samples_a_micro_step=devices * micro,
+        micro_steps=devices * accumulation,
+        pair=blocks_of(table, _PAIRED_BY),
+        value=-logarithm(table["step_time_s"]),
+    ).dropna(subset=["value"])
+    found = []
+    for kind, held, within, cut_of in _KINDS:
+        for contrast in contrasts_of(rows, "data_parallel_size", within, "pair"):
+            n = len(contrast.values)
+            if not n:
+                continue
+            ideal = math.log(contrast.base / contrast.level) if kind == "strong" else 0.0
+            estimate = Estimate.of_ratio(
+                contrast.values + ideal,
+                _DEFINITIONS[kind].format(held=held),
+                f"t-interval of the mean log ratio over {n} pairs of runs",
+                note=None if n > 1 else "no interval: one pair",
+            )
+            geometry, reference = (
+                TIMES.join(map(str, cut_of(devices, *contrast.place)))
+                for devices in (contrast.level, contrast.base)
+            )
+            found.append(
+                {
+                    "kind": kind,
+                    "held": held,
+                    "devices": contrast.level,
+                    "geometry": geometry,
+                    "reference": reference,
+                    "efficiency": estimate.value,
+                    "low": estimate.low,
+                    "high": estimate.high,
+                    "n": n,
+                    "estimate": estimate,
+                    "run_ids": ";".join(contrast.run_ids),
+                }
+            )
+    keys = ["kind", "held", "reference", "devices"]
+    return pd.DataFrame(found).sort_values(keys, ignore_index=True) if found else pd.DataFrame()

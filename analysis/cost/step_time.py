@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cost.linear import Combination
-from batchscape.analysis.cost.model import CostFit, Term, estimate_of, fit_cost, outside
+from batchscape.analysis.cost.model import CostFit, Form, Term, estimate_of, fit_cost, outside
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS, one_group
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import significant
@@ -18,19 +18,14 @@ from batchscape.step_time import weights
 
 _MICRO_STEPS = {
     "micro_step_fixed_s": Term(
-        lambda cut: weights(*cut)["micro_step_fixed_s"],
-        "time of a micro-step that does not grow with the micro-batch",
-        ("micro_batch_size",),
+        "time of a micro-step that does not grow with the micro-batch", ("micro_batch_size",)
     ),
     "per_sample_s": Term(
-        lambda cut: weights(*cut)["per_sample_s"],
-        "time that each further sample of a micro-batch takes",
-        ("micro_batch_size",),
+        "time that each further sample of a micro-batch takes", ("micro_batch_size",)
     ),
 }
 _EXCHANGE = {
     "exchange_s": Term(
-        lambda cut: weights(*cut)["exchange_s"],
         "time of the gradient exchange that backward does not hide, at two devices; at D devices "
         "times 2 (D - 1) / D, the bytes that a ring moves",
         ("data_parallel_size",),
@@ -38,12 +33,10 @@ _EXCHANGE = {
 }
 _OPTIMIZER = {
     "optimizer_s": Term(
-        lambda cut: weights(*cut)["optimizer_s"],
         "time of an optimizer step outside micro-steps and exchange: clipping and update",
         ("gradient_accumulation_steps", "micro_batch_size"),
     )
 }
-
 
 WIDEST = 10.0
 """Largest ratio of the ends of an interval with which a step time counts as identified."""
@@ -94,7 +87,7 @@ class StepTimeModel:
     def combine(self, devices: int, micro: int, accumulation: int) -> Combination:
         """Predict the same as a value and its variance."""
         factors = [part.weights(devices, micro, accumulation) for part in self.parts]
-        if devices > 1 and not any("exchange_s" in part.terms for part in self.parts):
+        if devices > 1 and not any("exchange_s" in part.estimates for part in self.parts):
             return Combination(math.nan, math.nan, 0.0)
         # A part without weight, such as the exchange of one device, is zero.
         weighted = [(p, w) for p, w in zip(self.parts, factors, strict=True) if any(w)]
@@ -154,9 +147,8 @@ def fit_step_time(table: pd.DataFrame) -> StepTimeModel:
 
 
 def _fit_parts(rows: pd.DataFrame) -> list[CostFit]:
-    def fit(table: pd.DataFrame, figure: pd.Series[float], terms: dict[str, Term]) -> CostFit:
-        table = table.assign(figure=figure)
-        return fit_cost(table, "figure", terms, unit="s", relative=True, repeats=True)
+    def fit(figure: pd.Series[float], terms: dict[str, Term]) -> CostFit:
+        return fit_cost(rows, figure, Form(terms, weights, "s", is_time=True))
 
     is_parallel = rows["data_parallel_size"] > 1
     parts_s = rows.reindex(columns=list(TIME_PARTS)).apply(pd.to_numeric).astype(float)
@@ -166,29 +158,24 @@ def _fit_parts(rows: pd.DataFrame) -> list[CostFit]:
     if not ((compute > 0) & (update > 0) & ((exchange > 0) | ~is_parallel)).all():
         # Some runs lack the ends of exchange and update, so only the sum is fitted.
         terms = _MICRO_STEPS | (_EXCHANGE if is_parallel.any() else {}) | _OPTIMIZER
-        return [fit(rows, rows["step_time_s"], terms)]
-    parts = [fit(rows, compute, _MICRO_STEPS)]
+        return [fit(rows["step_time_s"], terms)]
+    parts = [fit(compute, _MICRO_STEPS)]
     if is_parallel.any():
-        parts.append(fit(rows[is_parallel], exchange, _EXCHANGE))
-    return [*parts, fit(rows, update, _OPTIMIZER)]
+        parts.append(fit(exchange[is_parallel], _EXCHANGE))
+    return [*parts, fit(update, _OPTIMIZER)]
 
 
 def _sum_of_cells(parts: list[CostFit], rows: pd.DataFrame) -> pd.DataFrame:
     """Sum the parts by cell; a part that a cell lacks, such as an exchange, is zero."""
     keys = list(FACTORS)
-    total = parts[0].cells.copy()
-    # Cells and groups are both sorted by the factors.
-    total["measured"] = rows.groupby(keys)["step_time_s"].mean().to_numpy()
-    cuts = list(zip(*(total[key] for key in keys), strict=True))
-    for part in parts[1:]:
-        cuts_of_part = zip(*(part.cells[key] for key in keys), strict=True)
-        row_of_cut = {cut: number for number, cut in enumerate(cuts_of_part)}
+    total, *others = (part.cells.set_index(keys) for part in parts)
+    total["measured"] = rows["step_time_s"].groupby([rows[key] for key in keys]).mean()
+    for cells in others:
         for name in ("fitted", "left_out"):
-            other = part.cells[name].to_numpy()
-            total[name] += [other[row_of_cut[cut]] if cut in row_of_cut else 0.0 for cut in cuts]
+            total[name] += cells[name].reindex(total.index, fill_value=0.0)
     total["residual"] = total["measured"] - total["fitted"]
     total["left_out_error_pct"] = 100 * (total["left_out"] / total["measured"] - 1)
-    return total
+    return total.reset_index()
 
 
 def _sum(parts: list[Combination]) -> Combination:

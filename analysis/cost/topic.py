@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -10,19 +10,23 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.cost.figures import memory_model_chart
 from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
-from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
-from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table, is_sharded
+from batchscape.analysis.cost.step_time import fit_step_time
+from batchscape.analysis.cost.table import FACTORS, MEMORY_PHASES, cost_table, is_sharded
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
-from batchscape.analysis.figures.chart import Chart
+from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
+from batchscape.analysis.figures.style import palette
 from batchscape.analysis.numbers import memory_scale, time_scale
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 
 _MAX_GROUPS = 6
+"""Groups in text and figures; the table has all."""
+_PARTS = ("value", "low", "high", "unit", "method", "definition", "note")
+"""Of an estimate, as columns."""
+Row = dict[str, object]
 _TERMS = {
     "fixed_gib": "memory, fixed",
     "per_sample_gib": "memory, a sample of the micro-batch",
@@ -38,115 +42,86 @@ _TERMS = {
 def cost_section(cells: Cells) -> Section | None:
     """Fit the cost models of every group of comparable runs; None where no figure was measured."""
     table = cost_table(cells)
-    answer: list[str] = []
-    rows: list[dict[str, object]] = []
-    scaled: list[pd.DataFrame] = []
-    pictures: list[Chart | None] = []
-    headlines: dict[str, Estimate] = {}
-    for number in sorted(table["group"].unique()):
-        group_runs = table[table["group"] == number]
-        label = str(group_runs["group_label"].iloc[0])
-        suffix = f"_{number}" if label else ""
-        has_shards = is_sharded(cells.runs[cells.runs["cell"].isin(group_runs["cell"])])
-        memory: MemoryModel | None = None
-        times: StepTimeModel | None = None
+    terms, scaled, answer = list[Row](), list[pd.DataFrame](), list[str]()
+    charts, headlines = list[Chart](), dict[str, Estimate]()
+    for group, runs in table.groupby("group"):
+        label, number = str(runs["group_label"].iloc[0]), int(str(group))
+        suffix, texts, named = f"_{number}" if label else "", list[str](), dict[str, Estimate]()
         with suppress(AnalysisError):
-            memory = fit_memory(group_runs, is_sharded=has_shards)
-        with suppress(AnalysisError):
-            times = fit_step_time(group_runs)
-        rows += [{"group": label, **row} for row in _rows(memory, times)]
+            is_cut = is_sharded(cells.runs[cells.runs["cell"].isin(runs["cell"])])
+            memory = fit_memory(runs, is_sharded=is_cut)
+            for name, fit in memory.phases.items():
+                terms += _terms(label, MEMORY_PHASES[name], fit.estimates, fit.cells)
+            limit = memory.phases[memory.limiting[-1]].estimates
+            when = f"a device's memory ({MEMORY_PHASES[memory.limiting[-1]]})"
+            texts.append(_parted(when, limit["fixed_gib"], limit["per_sample_gib"]))
+            named = {f"memory_{name}{suffix}": estimate for name, estimate in limit.items()}
+            if number < _MAX_GROUPS and (chart := _memory_chart(memory, suffix, label)):
+                charts.append(chart)
+        try:
+            times = fit_step_time(runs)
+        except AnalysisError:
+            texts.append("No step time is valid, so there is no model of it.")
+        else:
+            terms += _terms(label, "optimizer step", times.estimates, times.cells)
+            parts = [times.estimates[name] for name in ("micro_step_fixed_s", "per_sample_s")]
+            texts.append(_parted("a micro-step's time", *parts))
+            error = times.cells["left_out_error_pct"].abs().max()
+            if pd.notna(error):
+                off = f"is off by up to {error:.2g} %"
+                texts.append(f"A cell's step time, predicted from the other cells, {off}.")
+            named |= {f"step_{name}{suffix}": e for name, e in times.estimates.items()}
+            scaled.append(scaling_efficiency(runs).assign(group=label))
         if number < _MAX_GROUPS:
-            answer += [f"{label}: {text}" if label else text for text in _answers(memory, times)]
-            if memory is not None:
-                pictures.append(memory_model_chart(memory, suffix, label))
-        if memory is not None:
-            phase_terms = memory.phases[memory.limiting[-1]].estimates
-            headlines |= _headlines(phase_terms, "memory", suffix, label)
-        if times is not None:
-            headlines |= _headlines(times.estimates, "step", suffix, label)
-            scaled.append(scaling_efficiency(group_runs).assign(group=label))
-    if not rows:
+            answer += [f"{label}: {text}" if label else text for text in texts]
+        headlines |= {name: replace(estimate, group=label) for name, estimate in named.items()}
+    if not terms:
         return None
-    tables = [_models(pd.DataFrame(rows))]
+    views = [_models(pd.DataFrame(terms))]
     efficiency = pd.concat(scaled, ignore_index=True) if scaled else pd.DataFrame()
     if len(efficiency):
-        tables.append(_scaling(efficiency))
-        for kind, comparisons in efficiency.groupby("kind"):
-            most = comparisons.sort_values("devices").iloc[-1]
-            answer.append(
-                f"{str(kind).capitalize()} scaling to {most['devices']} devices (equal "
-                f"{most['held']}): {most['geometry']} has {most['estimate'].text()} times the "
-                f"throughput per device of {most['reference']}, by median step times."
-            )
-    charts = [chart for chart in pictures if chart is not None]
-    return Section("What a step costs", answer, tables, charts, (), headlines)
+        views.append(_scaling(efficiency))
+        answer += _most_devices(efficiency)
+    return Section("What a step costs", answer, views, charts, headlines=headlines)
 
 
-def _headlines(
-    estimates: dict[str, Estimate], prefix: str, suffix: str, label: str
-) -> dict[str, Estimate]:
-    return {f"{prefix}_{n}{suffix}": replace(e, group=label) for n, e in estimates.items()}
+def _most_devices(efficiency: pd.DataFrame) -> Iterator[str]:
+    for kind, comparisons in efficiency.groupby("kind"):
+        most = comparisons.sort_values("devices").iloc[-1]
+        yield (
+            f"{str(kind).capitalize()} scaling to {most['devices']} devices (equal "
+            f"{most['held']}): {most['geometry']} has {most['estimate'].text()} times the "
+            f"throughput per device of {most['reference']}, by median step times."
+        )
 
 
-def _rows(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterable[dict[str, object]]:
-    fits = []
-    if memory is not None:
-        fits += [(MEMORY_PHASES[n], p.estimates, p.cells) for n, p in memory.phases.items()]
-    if times is not None:
-        fits.append(("optimizer step", times.estimates, times.cells))
-    for phase, estimates, cells in fits:
-        for name, estimate in estimates.items():
-            yield {
-                "phase": phase,
-                "term": name,
-                "value": estimate.value,
-                "low": estimate.low,
-                "high": estimate.high,
-                "unit": estimate.unit,
-                "cells": estimate.n,
-                "method": estimate.method,
-                "definition": estimate.definition,
-                "note": estimate.note,
-                "max_residual_pct": float(
-                    (100 * cells["residual"] / cells["measured"]).abs().max()
-                ),
-                "max_left_out_error_pct": float(cells["left_out_error_pct"].abs().max()),
-                "run_ids": ";".join(filter(None, cells["run_ids"])),
-            }
+def _terms(
+    label: str, phase: str, estimates: Mapping[str, Estimate], cuts: pd.DataFrame
+) -> Iterator[Row]:
+    for name, estimate in estimates.items():
+        yield {
+            "group": label,
+            "phase": phase,
+            "term": name,
+            **{part: getattr(estimate, part) for part in _PARTS},
+            "cells": estimate.n,
+            "max_residual_pct": (100 * cuts["residual"] / cuts["measured"]).abs().max(),
+            "max_left_out_error_pct": cuts["left_out_error_pct"].abs().max(),
+            "run_ids": ";".join(filter(None, cuts["run_ids"])),
+        }
 
 
-def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterable[str]:
-    if memory is not None:
-        phase = memory.phases[memory.limiting[-1]]
-        slope = phase.estimates["per_sample_gib"]
-        fixed = phase.estimates["fixed_gib"]
-        when = MEMORY_PHASES[memory.limiting[-1]]
-        if slope.value > 0 and not slope.low <= 0:
-            base = f"{_with_unit(fixed)} and " if fixed.is_identified else ""
-            ending = "" if base else "; what it needs beside is not identified"
-            text = f"A device needs {base}{_with_unit(slope)} a sample of the micro-batch ({when})"
-            yield f"{text}{ending}."
-        elif slope.is_identified:
-            text = f"Memory was not found to grow with the micro-batch ({when}): "
-            yield f"{text}{_with_unit(slope)} a sample."
-    if times is None:
-        yield "No step time is valid, so there is no model of it."
-        return
-    start, slope = times.estimates["micro_step_fixed_s"], times.estimates["per_sample_s"]
-    if start.is_identified and slope.is_identified:
-        yield f"A micro-step takes {_with_unit(start)} and {_with_unit(slope)} a sample."
-    else:
-        unknown = start if slope.is_identified else slope
-        yield f"How the time of a micro-step grows with its samples is {unknown.note}."
-    error = times.cells["left_out_error_pct"].abs().max()
-    if pd.notna(error):
-        yield f"A cell's step time, predicted from the other cells, is off by up to {error:.2g} %."
-
-
-def _with_unit(estimate: Estimate) -> str:
-    scale = (memory_scale if estimate.unit == "GiB" else time_scale)([estimate.value])
-    value, low, high = (end * scale.factor for end in (estimate.value, estimate.low, estimate.high))
-    return f"{replace(estimate, value=value, low=low, high=high).text()} {scale.unit}"
+def _parted(what: str, fixed: Estimate, slope: Estimate) -> str:
+    texts = []
+    for estimate in (fixed, slope):
+        choose = memory_scale if estimate.unit == "GiB" else time_scale
+        scale = choose([estimate.value])
+        value, low, high = (
+            end * scale.factor for end in (estimate.value, estimate.low, estimate.high)
+        )
+        scaled = replace(estimate, value=value, low=low, high=high)
+        texts.append(f"{scaled.text()} {scale.unit}" if estimate.is_identified else scaled.text())
+    return f"Of {what}, the fixed part is {texts[0]}; the part of a sample is {texts[1]}."
 
 
 def _models(table: pd.DataFrame) -> Table:
@@ -205,4 +180,39 @@ def _scaling(table: pd.DataFrame) -> Table:
             "times: 1 is ideal. Geometric mean over runs paired by seed, t-interval of the mean "
             "log."
         ],
+    )
+
+
+def _memory_chart(model: MemoryModel, suffix: str, label: str) -> Chart | None:
+    """Draw memory against the micro-batch by phase, with the fitted lines of one device."""
+    phases = {n: p for n, p in model.phases.items() if n != "peak_allocated_gib"} or model.phases
+    micros = model.measured["micro_batch_size"]
+    if micros.nunique() < 2:
+        return None
+    scale = memory_scale([float(phase.cells["measured"].max()) for phase in phases.values()])
+    grid = np.linspace(micros.min(), micros.max(), 60)
+    lines, points, looks = [], [], dict[str, Look]()
+    for (name, phase), look in zip(
+        phases.items(), palette(MEMORY_PHASES[n] for n in phases).values(), strict=True
+    ):
+        series = MEMORY_PHASES[name]
+        fitted = [phase.at(1, float(micro), 1).value * scale.factor for micro in grid]
+        line = pd.DataFrame({"micro_batch_size": grid, "memory": fitted})
+        lines.append(line.assign(series=series))
+        cells = phase.cells[list(FACTORS)].assign(memory=phase.cells["measured"] * scale.factor)
+        is_single = cells["gradient_accumulation_steps"].eq(1) & cells["data_parallel_size"].eq(1)
+        other = f"{series}, other"
+        points.append(cells.assign(series=np.where(is_single, series, other)))
+        looks |= {series: look}
+        looks |= {} if is_single.all() else {other: replace(look, hollow=True)}
+    return Chart(
+        f"memory_model{suffix}",
+        "Memory by micro-batch, and its fit",
+        "Memory of the fullest device by phase. Lines: fit for one device without accumulation; "
+        f"hollow (other): cells with accumulation or more devices.{f' {label}.' if label else ''}",
+        Axis({"micro_batch_size": "micro-batch (samples a device)"}),
+        Axis({"memory": f"memory ({scale.unit})"}, from_zero=True),
+        [Marks("line", pd.concat(lines)), Marks("point", pd.concat(points), size=20)],
+        looks,
+        tables=["tables/cost_models.csv"],
     )

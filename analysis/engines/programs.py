@@ -19,20 +19,16 @@ OBSERVED = {
 
 def observed_batches(cells: Cells) -> pd.DataFrame:
     """Set the batch that each launched run of a program used beside the planned one."""
-    runs = cells.runs
-    engine = column_of(runs, "engine.name")
-    launched = was_started(runs)
-    program_runs = runs[engine.eq(PROGRAMS) & launched]
-    table = program_runs[["cell", "run_id", "status", "reason"]].copy()
-    agreements = []
+    is_program = column_of(cells.runs, "engine.name").eq(PROGRAMS)
+    runs = cells.runs[is_program & was_started(cells.runs)].sort_values("cell", kind="stable")
+    table = runs[["cell", "run_id", "status", "reason"]].reset_index(drop=True)
+    contradicted = pd.Series(False, table.index)
     for name, planned in OBSERVED.items():
-        columns = program_runs.reindex(columns=[f"observed.{name}", f"observed.{name}_source"])
-        table[f"planned_{name}"] = program_runs[planned]
-        table[f"observed_{name}"] = pd.to_numeric(columns.iloc[:, 0]).astype("Int64")
-        table[f"{name}_source"] = columns.iloc[:, 1]
-        agreements.append(table[f"observed_{name}"].eq(table[f"planned_{name}"]))
-    agreement = pd.concat(agreements, axis=1).astype("boolean")
-    confirmed = table["observed_global_batch_size"].notna()
-    contradicted = agreement.eq(False).any(axis=1)
-    table["agrees"] = (~contradicted).where(confirmed | contradicted).astype("boolean")
-    return table.sort_values("cell", kind="stable", ignore_index=True)
+        seen = pd.to_numeric(column_of(runs, f"observed.{name}")).astype("Int64").array
+        table[f"planned_{name}"], table[f"observed_{name}"] = runs[planned].array, seen
+        table[f"{name}_source"] = column_of(runs, f"observed.{name}_source").array
+        differs = table[f"observed_{name}"].ne(table[f"planned_{name}"])
+        contradicted |= differs.fillna(value=False).astype(bool)
+    known = table["observed_global_batch_size"].notna() | contradicted
+    table["agrees"] = (~contradicted).where(known).astype("boolean")
+    return table

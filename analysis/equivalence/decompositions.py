@@ -11,146 +11,9 @@ from scipy.sparse.csgraph import connected_components
 
 from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.joins import rows_of
-from batchscape.errors import AnalysisError
 
 _MAY_DIFFER = ("hardware", "device_type", "nodes")
 """Contexts in which cells that share a trajectory may differ."""
-
-
-def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
-    """Pair every decomposition with a reference on the same trajectory and optimizer step.
-
-    Cells that share trajectories form a family; its first cell in table order is the reference.
-    Only runs that completed a whole curve take part, one for each cell and trajectory.
-
-    Parameters
-    ----------
-    steps : DataFrame
-        Rows of optimizer steps with `sweep_dir`, `run_id`, `optimizer_step`, `samples`, `loss`.
-
-    Returns
-    -------
-    DataFrame
-        One row for each cell but the reference, trajectory and optimizer step that both have:
-        `cell`, `reference`, `trajectory_id`, `optimizer_step`, `samples`, `loss_reference` and
-        `difference` (loss - loss of the reference, NaN where one of them is).
-
-    Raises
-    ------
-    AnalysisError
-        If a reference has an optimizer step twice.
-    """
-    members = members_of(cells)
-    names = members.drop_duplicates("trajectory").set_index("trajectory")["trajectory_id"]
-    categories = pd.CategoricalDtype(pd.Index(names.sort_index()))
-    pairs = _paired(_member_rows(members, steps))
-    numbers = pairs.pop("trajectory").to_numpy()
-    return pairs.assign(trajectory_id=pd.Categorical.from_codes(numbers, dtype=categories))
-
-
-def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
-    """Spread of the loss between seeds, at each optimizer step of each reference.
-
-    Parameters
-    ----------
-    cells, steps
-        As for `loss_differences`.
-
-    Returns
-    -------
-    DataFrame
-        `reference`, `optimizer_step`, `samples`, `sd` (ddof 1, over trajectories) and `n`.
-    """
-    members = members_of(cells)
-    references = members[members["cell"] == members["reference"]]
-    rows = _member_rows(references, steps)
-    groups = rows.groupby(["reference", "optimizer_step"])
-    spread = groups["loss"].agg(["std", "count"]).set_axis(["sd", "n"], axis=1)
-    return spread.assign(samples=groups["samples"].first()).reset_index()
-
-
-def differences_by_cell(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.DataFrame:
-    """Compute how far decompositions of one global batch are from training alike.
-
-    Parameters
-    ----------
-    pairs, spread : DataFrame
-        As `loss_differences` and `seed_spread` return them.
-
-    Returns
-    -------
-    DataFrame
-        One row a cell that has a reference: geometry, `reference` (its label), the varying
-        settings, `precision`, `n_trajectories` and `n_optimizer_steps` (paired, over all
-        trajectories), `max_abs_difference`, `rms_difference`, `max_relative_difference`,
-        `rms_relative_difference` (relative to the loss of the reference), `seed_sd` (root mean
-        square over optimizer steps of the spread between seeds of the reference; missing for one
-        seed), `n_seeds`, `rms_over_seed_sd`, and `note` (why a difference is to be expected).
-    """
-    pairs = pairs.dropna(subset=["difference"])
-    size = pairs["difference"].abs()
-    relative = size / pairs["loss_reference"].abs()
-    sizes = pd.DataFrame(
-        {"size": size, "square": size**2, "relative": relative, "relative_square": relative**2}
-    )
-    groups, by_cell = pairs.groupby("cell"), sizes.groupby(pairs["cell"])
-    largest, means = by_cell[["size", "relative"]].max(), by_cell.mean()
-    table = pd.DataFrame(
-        {
-            "n_trajectories": groups["trajectory_id"].nunique(),
-            "n_optimizer_steps": groups.size(),
-            "max_abs_difference": largest["size"],
-            "rms_difference": means["square"] ** 0.5,
-            "max_relative_difference": largest["relative"],
-            "rms_relative_difference": means["relative_square"] ** 0.5,
-        }
-    )
-    reference = groups["reference"].first()
-    variance = (spread["sd"] ** 2).groupby(spread["reference"]).mean()
-    table["seed_sd"] = reference.map(variance**0.5)
-    table["n_seeds"] = reference.map(spread.groupby("reference")["n"].max())
-    table["rms_over_seed_sd"] = table["rms_difference"] / table["seed_sd"]
-    first = cells.runs.drop_duplicates("cell").set_index("cell")
-    why = first.reindex(index=table.index, columns=["not_invariant"])["not_invariant"]
-    table["note"] = why.map("not decomposition-invariant: {}".format, na_action="ignore")
-    head = cells.table.loc[table.index, list(GEOMETRY)]
-    head["reference"] = reference.map(reference_labels(cells))
-    settings = cells.table.loc[table.index, cells.settings]
-    if "precision" not in settings:
-        settings["precision"] = first["precision"].reindex(table.index)
-    return pd.concat([head, settings, table], axis=1)
-
-
-def reference_labels(cells: Cells) -> pd.Series[str]:
-    """Label each cell as the other side of a comparison within its family."""
-    return cells.labels([name for name in cells.contexts if name in _MAY_DIFFER])
-
-
-def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Join rows of steps to their members."""
-    rows = rows_of(members, steps, ["optimizer_step", "samples", "loss"])
-    run = rows.pop("run").to_numpy()
-    names = ("cell", "reference", "trajectory")
-    # Cells and trajectories are few, and rows may be ten million.
-    columns_of_rows = {name: members[name].to_numpy().astype("int32")[run] for name in names}
-    return rows.astype({"optimizer_step": "int64", "samples": "int64"}).assign(**columns_of_rows)
-
-
-def _paired(rows: pd.DataFrame) -> pd.DataFrame:
-    # A trajectory belongs to one family, so that trajectory and step make a key.
-    step = rows["optimizer_step"].to_numpy()
-    key = rows["trajectory"].to_numpy().astype("int64") * (step.max(initial=0) + 1) + step
-    is_reference = (rows["cell"] == rows["reference"]).to_numpy()
-    base, others = np.flatnonzero(is_reference), np.flatnonzero(~is_reference)
-    key_index = pd.Index(key[base])
-    if not key_index.is_unique:
-        msg = "the steps hold an optimizer step of one run twice; a run does each once"
-        raise AnalysisError(msg)
-    position = key_index.get_indexer(key[others])
-    pairs: pd.DataFrame = rows.iloc[others[position >= 0]].reset_index(drop=True)
-    pairs["loss_reference"] = rows["loss"].to_numpy()[base[position[position >= 0]]]
-    pairs["difference"] = pairs.pop("loss") - pairs["loss_reference"]
-    return pairs
 
 
 def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.DataFrame:
@@ -169,20 +32,116 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
         `reference`, the first cell of the family: of all cells that share trajectories, directly
         or by way of others. Indexed as `cells.runs`.
     """
-    names = ["cell", "trajectory_id", "sweep_dir", "run_id", "status"]
-    runs = cells.runs[names]
-    runs = runs[runs["status"].isin(statuses) & runs["trajectory_id"].notna()]
-    runs = runs.assign(place=runs["status"].map(list(statuses).index))
-    runs = runs.sort_values("place", kind="stable")
-    members = runs.drop_duplicates(["cell", "trajectory_id"]).sort_index()
-    members = members[["cell", "trajectory_id", "sweep_dir", "run_id"]]
+    names = ["cell", "trajectory_id", "sweep_dir", "run_id"]
+    runs = cells.runs[cells.runs["status"].isin(statuses) & cells.runs["trajectory_id"].notna()]
+    order = runs["status"].map(list(statuses).index).sort_values(kind="stable").index
+    members = runs.loc[order, names].drop_duplicates(["cell", "trajectory_id"]).sort_index()
     members["trajectory"], _ = pd.factorize(members["trajectory_id"])
     # The reference may lack a seed, so families are components over all trajectories.
     n_cells = len(cells.table)
     size = n_cells + len(members)
     links = (np.ones(len(members)), (members["cell"], n_cells + members["trajectory"]))
-    _, family = connected_components(coo_array(links, shape=(size, size)), directed=False)
-    members["family"] = family[members["cell"].to_numpy()]
-    first = members.groupby("family")["cell"].min()
-    members["reference"] = members["family"].map(first).astype("int64")
-    return members.drop(columns="family")
+    _, families = connected_components(coo_array(links, shape=(size, size)), directed=False)
+    family = families[members["cell"].to_numpy()]
+    members["reference"] = members["cell"].groupby(family).transform("min").astype("int64")
+    return members
+
+
+def step_differences(
+    members: pd.DataFrame, steps: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Pair every cell with its reference on the same trajectory and optimizer step.
+
+    Parameters
+    ----------
+    members : DataFrame
+        As `members_of` returns them: a trajectory has one reference.
+    steps : DataFrame
+        Rows of optimizer steps with `sweep_dir`, `run_id`, `optimizer_step`, `loss`.
+
+    Returns
+    -------
+    pairs : DataFrame
+        One row for each cell but the reference, trajectory and optimizer step that both have:
+        `cell`, `reference`, `trajectory`, `optimizer_step`, `loss_reference` and `difference`
+        (loss - loss of the reference, NaN where one of them is).
+    spread : DataFrame
+        `reference`, `optimizer_step`, `sd` of the loss of a reference (ddof 1, over trajectories)
+        and `n`.
+    """
+    rows = rows_of(members, steps, ["optimizer_step", "loss"])
+    run = rows.pop("run").to_numpy()
+    rows = rows.astype({"optimizer_step": "int64"})
+    for name in ("cell", "reference", "trajectory"):
+        # Cells and trajectories are few, and rows may be ten million.
+        rows[name] = members[name].to_numpy().astype("int32")[run]
+    is_reference = rows["cell"] == rows["reference"]
+    base, others = rows[is_reference], rows[~is_reference]
+    # A trajectory has one reference, so that trajectory and step make a key.
+    length = rows["optimizer_step"].max() + 1 if len(rows) else 1
+
+    def key(table: pd.DataFrame) -> pd.Index:
+        return pd.Index(table["trajectory"].astype("int64") * length + table["optimizer_step"])
+
+    position = key(base).get_indexer(key(others))
+    pairs = others[position >= 0].reset_index(drop=True)
+    pairs["loss_reference"] = base["loss"].to_numpy()[position[position >= 0]]
+    pairs["difference"] = pairs.pop("loss") - pairs["loss_reference"]
+    spread = base.groupby(["reference", "optimizer_step"])["loss"].agg(sd="std", n="count")
+    return pairs, spread.reset_index()
+
+
+def differences_by_cell(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.DataFrame:
+    """Compute how far the cells of `step_differences` are from training like their references.
+
+    Returns
+    -------
+    DataFrame
+        One row a cell that has a reference: geometry, `reference` (its label), the varying
+        settings, `precision`, `n_trajectories` and `n_optimizer_steps` (paired, over all
+        trajectories), `max_abs_difference`, `rms_difference`, `max_relative_difference`,
+        `rms_relative_difference` (relative to the loss of the reference), `seed_sd` (root mean
+        square over optimizer steps of the spread between seeds of the reference; missing for one
+        seed), `n_seeds`, `rms_over_seed_sd`, and `note` (why a difference is to be expected).
+    """
+    pairs = pairs.dropna(subset=["difference"])
+    sizes = pairs.assign(
+        size=pairs["difference"].abs(),
+        relative=(pairs["difference"] / pairs["loss_reference"]).abs(),
+        square=pairs["difference"] ** 2,
+        relative_square=(pairs["difference"] / pairs["loss_reference"]) ** 2,
+    )
+    table = sizes.groupby("cell").agg(
+        n_trajectories=("trajectory", "nunique"),
+        n_optimizer_steps=("size", "size"),
+        max_abs_difference=("size", "max"),
+        rms_difference=("square", "mean"),
+        max_relative_difference=("relative", "max"),
+        rms_relative_difference=("relative_square", "mean"),
+        reference=("reference", "first"),
+    )
+    roots = ["rms_difference", "rms_relative_difference"]
+    table[roots] = table[roots] ** 0.5
+    seeds = spread.assign(sd=spread["sd"] ** 2).groupby("reference").agg({"sd": "mean", "n": "max"})
+    reference = table.pop("reference")
+    table["seed_sd"] = reference.map(seeds["sd"] ** 0.5)
+    table["n_seeds"] = reference.map(seeds["n"])
+    table["rms_over_seed_sd"] = table["rms_difference"] / table["seed_sd"]
+    first_runs = cells.runs.drop_duplicates("cell").set_index("cell").reindex(table.index)
+    why = first_runs.reindex(columns=["not_invariant"])["not_invariant"]
+    table["note"] = why.map("not decomposition-invariant: {}".format, na_action="ignore")
+    head = with_precision(cells).loc[table.index]
+    head.insert(len(GEOMETRY), "reference", reference.map(reference_labels(cells)))
+    return pd.concat([head, table], axis=1)
+
+
+def with_precision(cells: Cells) -> pd.DataFrame:
+    """Return the geometry, varying settings and precision of each cell."""
+    head = cells.table[[*GEOMETRY, *cells.settings]]
+    first = cells.runs.drop_duplicates("cell").set_index("cell")["precision"].reindex(head.index)
+    return head.copy() if "precision" in head else head.assign(precision=first)
+
+
+def reference_labels(cells: Cells) -> pd.Series[str]:
+    """Label each cell as the other side of a comparison within its family."""
+    return cells.labels([name for name in cells.contexts if name in _MAY_DIFFER])

@@ -15,10 +15,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import Cells, plain_texts
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.comparing.pairs import blocks_of
 from batchscape.analysis.equivalence.decompositions import members_of
 from batchscape.analysis.estimates import half_widths
-from batchscape.errors import AnalysisError, RecordError
+from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
 
@@ -66,15 +67,7 @@ def relative_distance(sketch: Sketch, reference: Sketch) -> float:
     -------
     float
         NaN where one of them is not finite, or the reference is zero.
-
-    Raises
-    ------
-    AnalysisError
-        If the sketches have different lengths.
     """
-    if sketch.shape != reference.shape:
-        msg = f"sketches of different lengths cannot be compared: {sketch.shape}, {reference.shape}"
-        raise AnalysisError(msg)
     norm = float(np.linalg.norm(reference))
     distance = float(np.linalg.norm(sketch - reference))
     is_defined = math.isfinite(norm) and math.isfinite(distance) and norm > 0
@@ -95,70 +88,53 @@ def gradient_errors(cells: Cells) -> pd.DataFrame:
     """
     members = members_of(cells, _STATUSES)
     runs = cells.runs.loc[members.index]
-    members = members.assign(precision=runs["precision"], start=_start_keys(cells, runs))
-    exact = members[members["precision"].eq("float64")]
-    has_reference = members["start"].isin(exact["start"])
-    has_reference |= members["trajectory_id"].duplicated(keep=False)
+    settings = [name for name in cells.contexts if name not in _NOT_OF_THE_REFERENCE]
+    start = blocks_of(runs, ["global_batch_size", *settings, "init_seed", "data_seed"])
+    members = members.assign(precision=runs["precision"], start=start)
+    exact = members["precision"].eq("float64")
+    has_reference = start.isin(start[exact]) | members["trajectory_id"].duplicated(keep=False)
     members = members[has_reference].sort_values("cell", kind="stable")
-    sketches_read = map(_read_sketch, members["sweep_dir"], members["run_id"])
-    sketches = {
-        row: sketch
-        for row, sketch in zip(members.index, sketches_read, strict=True)
-        if sketch is not None
-    }
-    members = members[members.index.isin(sketches)]
-    by_start, by_trajectory = _first(members, "start", "float64"), _first(members, "trajectory_id")
-    rows = []
-    for row in members.itertuples():
-        against, first = by_start.get(row.start), by_trajectory[row.trajectory_id]
-        sketch = sketches[row.Index]
-        rows.append(
-            {
-                "relative_error": _distance_from(sketch, row.Index, against, sketches),
-                "reference_run_id": None if against is None else members.at[against, "run_id"],
-                "relative_difference": _distance_from(sketch, row.Index, first, sketches),
-                "buckets": len(sketch),
-            }
-        )
-    figures = pd.DataFrame(
-        rows,
-        index=members.index,
-        columns=["relative_error", "reference_run_id", "relative_difference", "buckets"],
-    )
+    folders = zip(members["sweep_dir"], members["run_id"], strict=True)
+    read = dict(zip(members.index, (_read_sketch(*folder) for folder in folders), strict=True))
+    sketches = {row: sketch for row, sketch in read.items() if sketch is not None}
+    members = members.loc[list(sketches)]
+    for name, key, rows in (
+        ("relative_error", "start", members[members["precision"].eq("float64")]),
+        ("relative_difference", "trajectory_id", members),
+    ):
+        first = rows.drop_duplicates(key).reset_index(names="row").set_index(key)["row"]
+        members[f"{name}_from"] = members[key].map(first)
+        members[name] = [
+            math.nan
+            if pd.isna(other) or other == row
+            else relative_distance(sketches[row], sketches[other])
+            for row, other in members[f"{name}_from"].items()
+        ]
+    members["reference_run_id"] = members["relative_error_from"].map(members["run_id"])
+    members["buckets"] = [len(sketches[row]) for row in members.index]
     kept = ["cell", "trajectory_id", "sweep_dir", "run_id", "precision"]
-    table = pd.concat([members[kept], figures], axis=1)
+    errors = ["relative_error", "reference_run_id", "relative_difference"]
+    table = members[[*kept, *errors, "buckets"]]
     return table.dropna(subset=["relative_error", "relative_difference"], how="all")
 
 
 def gradient_error_table(errors: pd.DataFrame) -> pd.DataFrame:
     """Average the errors of `gradient_errors` over the runs of each cell, with 95 % t-intervals."""
-    groups = errors.groupby("cell")
-    table = pd.DataFrame({"precision": groups["precision"].first()})
+    groups = errors.assign(reference_run_id=errors["reference_run_id"].fillna("")).groupby("cell")
+    table = groups[["precision", "buckets"]].first()
     for name in ("relative_error", "relative_difference"):
-        group = errors[name].astype(float).groupby(errors["cell"])
-        n = group.count()
+        group = groups[name]
+        mean, n = group.mean(), group.count()
         half = half_widths(group.std(), n)
-        table[name] = group.mean()
+        table[name] = mean
         # A distance is not below zero.
-        table[f"{name}_low"] = (table[name] - half).clip(lower=0)
-        table[f"{name}_high"] = table[name] + half
-        table[f"{name}_max"] = group.max()
+        table[f"{name}_low"] = (mean - half).clip(lower=0)
+        table[f"{name}_high"] = mean + half
         table[f"{name}_n"] = n
-    table["buckets"] = groups["buckets"].first()
     table["run_ids"] = groups["run_id"].agg(" ".join)
-    references = errors["reference_run_id"].fillna("")
-    table["reference_run_ids"] = references.groupby(errors["cell"]).agg(" ".join).str.strip()
+    table["reference_run_ids"] = groups["reference_run_id"].agg(" ".join).str.strip()
     table["sweep_dirs"] = groups["sweep_dir"].agg(lambda dirs: ";".join(dirs.unique()))
     return table
-
-
-def _start_keys(cells: Cells, runs: pd.DataFrame) -> pd.Series[str]:
-    """Join the settings that decide the first gradient apart from its rounding."""
-    names = [name for name in cells.contexts if name not in _NOT_OF_THE_REFERENCE]
-    keys = [plain_texts(runs[name]) for name in names if name in runs]
-    keys += [plain_texts(runs[name]) for name in ("init_seed", "data_seed") if name in runs]
-    rows = zip(runs["global_batch_size"].astype(str), *keys, strict=True)
-    return pd.Series(["\n".join(row) for row in rows], index=runs.index, dtype=str)
 
 
 def _read_sketch(sweep_dir: str, run_id: str) -> Sketch | None:
@@ -167,18 +143,3 @@ def _read_sketch(sweep_dir: str, run_id: str) -> Sketch | None:
     except RecordError:
         # The reader refuses a sealed run with a damaged file; an open run may lose its sketch.
         return None
-
-
-def _first(members: pd.DataFrame, key: str, precision: str | None = None) -> dict[object, object]:
-    """Return the row of the first cell for each value of a column."""
-    if precision is not None:
-        members = members[members["precision"].eq(precision)]
-    first = members.drop_duplicates(key)
-    return dict(zip(first[key], first.index, strict=True))
-
-
-def _distance_from(
-    sketch: Sketch, row: object, other: object, sketches: dict[object, Sketch]
-) -> float:
-    """Return the relative distance from another run; NaN where there is none, or it is itself."""
-    return math.nan if other is None or other == row else relative_distance(sketch, sketches[other])

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, Cells
+from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import (
     differences_by_cell,
-    loss_differences,
     members_of,
     reference_labels,
-    seed_spread,
+    step_differences,
+    with_precision,
 )
-from batchscape.analysis.equivalence.figures import (
-    divergence_chart,
-    equivalence_chart,
-)
+from batchscape.analysis.equivalence.figures import divergence_chart, equivalence_chart
 from batchscape.analysis.equivalence.gradients import (
     gradient_error_table,
     gradient_errors,
@@ -33,15 +30,15 @@ from batchscape.analysis.equivalence.paired import (
 )
 from batchscape.analysis.equivalence.tost import ALPHA
 from batchscape.analysis.estimates import LEVEL, Estimate, t_reach
-from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import decomposition_table, geometry_column, setting_columns
-from batchscape.analysis.report.topic import Section
+from batchscape.analysis.report.topic import Section, join_sections
 from batchscape.analysis.targets.tidy import at_common_target
 from batchscape.record.tables import Tables
 from batchscape.text import count_text, list_text
 
+_TITLE = "Do decompositions train alike?"
 _LEVEL = 1 - 2 * ALPHA
 _QUANTITIES = {
     "final_eval_loss": "eval loss",
@@ -49,106 +46,81 @@ _QUANTITIES = {
     "log_steps_to_target": "log steps",
 }
 """Labels of the quantities in tables."""
+_MOST_FAMILIES = 12
+"""References named in a sentence."""
 
 
 def equivalence_section(
     cells: Cells, tables: Tables, reaches: pd.DataFrame | None = None
 ) -> Section | None:
     """Judge whether decompositions train alike; None where no trajectory has two of them."""
+    parts = [_losses(cells, tables, reaches), _gradients(cells)]
+    found = [part for part in parts if part is not None]
+    return join_sections(_TITLE, found) if found else None
+
+
+def _losses(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Section | None:
+    """Judge final losses and steps to a target; None without a pair."""
     if reaches is not None:
         members = members_of(cells, ("completed", "diverged"))
         family = members.groupby("reference")["cell"].transform("nunique") > 1
         reaches = at_common_target(reaches, members[family], ["reference"])
     pairs = paired_differences(cells, reaches)
     judged = judge_equivalence(pairs)
-    gradients = gradient_error_table(gradient_errors(cells))
-    if judged.empty and gradients.empty:
+    if judged.empty:
         return None
-    answer: list[str] = []
-    warnings: list[str] = []
-    views: list[Table] = []
-    charts: list[Chart | None] = []
-    headlines: dict[str, Estimate] = {}
-    if len(judged):
-        has_evals = judged["quantity"].eq("final_eval_loss") & judged["n"].gt(0)
-        quantity = "final_eval_loss" if has_evals.any() else "final_loss"
-        verdicts = judged[judged["quantity"].eq(quantity)]
-        margins = verdicts["margin"].dropna()
-        answer += _verdicts(cells, verdicts)
-        warnings += _warnings(cells, judged, verdicts)
-        headlines |= _loss_headline(verdicts)
-        rows = np.flatnonzero(judged["quantity"].isin([quantity, "log_steps_to_target"])).tolist()
-        views.append(_equivalence_table(_with_cells(judged, cells), cells, rows))
-        by_step, spread = loss_differences(cells, tables.steps), seed_spread(cells, tables.steps)
-        margin = float(margins.min()) if len(margins) else MARGINS["measure.equivalence_margin"]
-        charts.append(equivalence_chart(cells, verdicts, pairs[pairs["quantity"].eq(quantity)]))
-        charts.append(divergence_chart(cells, by_step, spread, margin))
-        differences = differences_by_cell(cells, by_step, spread)
-        if len(differences):
-            views.append(decomposition_table(differences, cells))
-    if len(gradients):
-        answer += _gradient_sentences(gradients)
-        headlines |= _gradient_headlines(gradients)
-        views.insert(1, _gradient_table(_with_cells(gradients, cells), cells))
+    has_evals = judged["quantity"].eq("final_eval_loss") & judged["n"].gt(0)
+    quantity = "final_eval_loss" if has_evals.any() else "final_loss"
+    verdicts = judged[judged["quantity"].eq(quantity)]
+    by_step, spread = step_differences(members_of(cells), tables.steps)
+    differences = differences_by_cell(cells, by_step, spread)
+    margin = verdicts["margin"].min()
+    margin = MARGINS["measure.equivalence_margin"] if math.isnan(margin) else float(margin)
+    charts = [
+        equivalence_chart(cells, verdicts, pairs[pairs["quantity"].eq(quantity)]),
+        divergence_chart(cells, by_step, spread, margin),
+    ]
+    views = [_equivalence_table(judged, cells, quantity)]
     return Section(
-        title="Do decompositions train alike?",
-        answer=answer,
-        tables=views,
-        pictures=[chart for chart in charts if chart is not None],
-        warnings=warnings,
-        headlines=headlines,
+        _TITLE,
+        list(_verdicts(cells, verdicts)),
+        [*views, decomposition_table(differences, cells)] if len(differences) else views,
+        [chart for chart in charts if chart is not None],
+        list(_warnings(cells, judged, verdicts)),
+        _loss_headline(verdicts),
     )
 
 
 def _verdicts(cells: Cells, verdicts: pd.DataFrame) -> Iterator[str]:
-    families = family_verdicts(verdicts)
-    counts = verdicts["verdict"].value_counts()
-    is_eval = verdicts["quantity"].iloc[0] == "final_eval_loss"
+    kind = "held-out" if verdicts["quantity"].iloc[0] == "final_eval_loss" else "training"
     margins = list_text(dict.fromkeys(f"{m:g}" for m in verdicts["margin"].dropna()))
-    outcome = ", ".join(
-        f"{counts[verdict]} {verdict}"
-        for verdict in ("equivalent", "different", "not identified")
-        if verdict in counts
-    )
-    if set(counts.index) == {"equivalent"}:
-        outcome = "all equivalent"
-    n = count_text(len(verdicts), "decomposition")
+    counts = verdicts["verdict"].value_counts()
+    words = ("equivalent", "different", "not identified")
+    outcome = ", ".join(f"{counts[verdict]} {verdict}" for verdict in words if verdict in counts)
     yield (
-        f"Of {n}, compared with the first of their global batch and "
-        f"settings by the final {'held-out' if is_eval else 'training'} loss and a margin of "
-        f"{margins or 'several'} nats: {outcome}."
+        f"Of {count_text(len(verdicts), 'decomposition')}, compared with the first of their global "
+        f"batch and settings by the final {kind} loss and a margin of {margins or 'several'} nats: "
+        f"{'all equivalent' if set(counts.index) == {'equivalent'} else outcome}."
     )
-    labels = cells.labels()
+    families = family_verdicts(verdicts)
     if len(families) > 1:
+        labels = cells.labels()
         names = [
             f"{labels[row['reference']]}: {row['verdict']} "
             f"({row['n_equivalent']} of {row['n_decompositions']})"
-            for row in families.to_dict("records")
+            for row in families.head(_MOST_FAMILIES).to_dict("records")
         ]
-        yield f"By reference: {'; '.join(names[:12])}{'; ...' if len(names) > 12 else ''}."
+        more = "; ..." if len(families) > _MOST_FAMILIES else ""
+        yield f"By reference: {'; '.join(names)}{more}."
     bound, sd = verdicts["smallest_margin"].max(), verdicts["seed_sd"].max()
     if not math.isnan(bound):
         seeds = "" if math.isnan(sd) else f", seeds differ by {significant(sd, 2)} (sd)"
         yield f"The {_LEVEL:.0%} intervals reach {significant(bound, 2)} nats at most{seeds}."
-    if cells.of_programs().reindex(verdicts["cell"]).any():
+    if cells.of_programs()[verdicts["cell"]].any():
         yield (
             "The script decides the order of samples and how it sums its loss. Whether cuts of a "
             "program train alike is measured here for these cuts, and assumed of no other."
         )
-
-
-def _gradient_sentences(table: pd.DataFrame) -> Iterator[str]:
-    for name, against in (
-        ("relative_error", "from the float64 gradient by"),
-        ("relative_difference", "from that of the first decomposition by"),
-    ):
-        parts = []
-        groups = table.dropna(subset=[name]).groupby("precision", sort=False)[name]
-        for precision, errors in groups:
-            low, high = significant(errors.min(), 2), significant(errors.max(), 2)
-            parts.append(f"{low if low == high else f'{low} to {high}'} in {precision}")
-        if parts:
-            yield f"The first gradient differs, relative to its norm, {against} {', '.join(parts)}."
 
 
 def _warnings(cells: Cells, judged: pd.DataFrame, verdicts: pd.DataFrame) -> Iterator[str]:
@@ -158,9 +130,9 @@ def _warnings(cells: Cells, judged: pd.DataFrame, verdicts: pd.DataFrame) -> Ite
         yield f"No verdict for {conflicts.sum()} comparisons: {reason}."
     unidentified = verdicts[verdicts["verdict"].eq("not identified") & ~conflicts[verdicts.index]]
     if len(unidentified):
-        why = "; ".join(list(dict.fromkeys(unidentified["reason"].dropna()))[:3])
+        why = "; ".join(unidentified["reason"].unique()[:3])
         yield f"Not identified for {len(unidentified)} of {len(verdicts)}: {why}."
-    of_programs = verdicts[verdicts["cell"].map(cells.of_programs()).astype(bool)]
+    of_programs = verdicts[cells.of_programs()[verdicts["cell"]].to_numpy(dtype=bool)]
     unproven = of_programs["verdict"].ne("equivalent").sum()
     if unproven:
         yield (
@@ -176,54 +148,28 @@ def _loss_headline(verdicts: pd.DataFrame) -> dict[str, Estimate]:
         return {}
     row = identified.nlargest(1, "smallest_margin").to_dict("records")[0]
     # A headline has the level of all others; the verdict rests on the narrower interval.
-    half = t_reach(row["sd_difference"], row["n"] - 1) / math.sqrt(row["n"])
-    estimate = Estimate(
-        value=row["mean_difference"],
-        low=row["mean_difference"] - half,
-        high=row["mean_difference"] + half,
-        n=row["n"],
-        unit="nats",
-        method=f"paired t, {LEVEL:.0%} interval over {row['n']} seeds",
-        definition=f"paired difference of {row['quantity']} of the decomposition whose "
-        f"interval reaches furthest from 0 (its verdict rests on the {_LEVEL:.0%} one)",
+    mean, half = row["mean_difference"], t_reach(row["sd_difference"], row["n"] - 1)
+    half /= math.sqrt(row["n"])
+    definition = (
+        f"paired difference of {row['quantity']} of the decomposition whose interval reaches "
+        f"furthest from 0 (its verdict rests on the {_LEVEL:.0%} one)"
     )
+    method = f"paired t, {LEVEL:.0%} interval over {row['n']} seeds"
+    estimate = Estimate(mean, mean - half, mean + half, row["n"], "nats", method, definition)
     return {"decomposition_loss_difference": estimate}
 
 
-def _gradient_headlines(table: pd.DataFrame) -> dict[str, Estimate]:
-    headlines = {}
-    for precision, rows in table.dropna(subset=["relative_error"]).groupby("precision"):
-        row = rows.nlargest(1, "relative_error").to_dict("records")[0]
-        headlines[f"gradient_error_{precision}"] = Estimate(
-            value=row["relative_error"],
-            low=row["relative_error_low"],
-            high=row["relative_error_high"],
-            n=row["relative_error_n"],
-            unit="",
-            method=f"mean and t-interval over {row['relative_error_n']} seeds, sketches of "
-            f"{row['buckets']} buckets (relative sd {sketch_spread(row['buckets']):.1%})",
-            definition="|g - g64| / |g64| of the first gradient, of the decomposition in "
-            "which it is largest",
-        )
-    return headlines
-
-
 def _with_cells(table: pd.DataFrame, cells: Cells) -> pd.DataFrame:
-    """Put geometry, settings and precision before rows that have a cell; label the reference."""
-    rows = table.reset_index() if table.index.name == "cell" else table
-    head = cells.table[[*GEOMETRY, *cells.settings]]
-    if "precision" not in head:
-        first = cells.runs.drop_duplicates("cell").set_index("cell")
-        head = head.assign(precision=first["precision"].reindex(head.index))
-    rows = rows.drop(columns=[name for name in head if name in rows])
-    if "reference" in rows:
-        rows = rows.assign(reference=rows["reference"].map(reference_labels(cells)))
-    joined = head.merge(rows, left_index=True, right_on="cell")
-    return joined.drop(columns="cell").reset_index(drop=True)
+    """Put geometry, settings and precision before rows that have a cell."""
+    head = with_precision(cells)
+    rows = table.drop(columns=table.columns.intersection(head.columns))
+    return head.merge(rows, left_index=True, right_on="cell").reset_index(drop=True)
 
 
-def _equivalence_table(table: pd.DataFrame, cells: Cells, rows: Sequence[int]) -> Table:
-    """Show the verdicts of `judge_equivalence`, `_with_cells`, at some positions."""
+def _equivalence_table(judged: pd.DataFrame, cells: Cells, quantity: str) -> Table:
+    labels = judged["reference"].map(reference_labels(cells))
+    table = _with_cells(judged.assign(reference=labels), cells)
+    is_shown = table["quantity"].isin([quantity, "log_steps_to_target"])
     return Table(
         "equivalence",
         "Equivalence of final losses, by two one-sided tests",
@@ -231,7 +177,7 @@ def _equivalence_table(table: pd.DataFrame, cells: Cells, rows: Sequence[int]) -
         [
             geometry_column(table),
             Column("reference", "against", is_left=True),
-            *setting_columns(table, [name for name in cells.contexts if name in table]),
+            *setting_columns(table, cells.contexts),
             Column("quantity", words=_QUANTITIES, is_left=True),
             Column("n", "seeds"),
             Column("mean_difference", "mean Δ", format=2, low="low", high="high"),
@@ -240,8 +186,9 @@ def _equivalence_table(table: pd.DataFrame, cells: Cells, rows: Sequence[int]) -
             Column("smallest_margin", "equivalent from margin", format=2),
             Column("seed_sd", "sd between seeds", format=2),
         ],
-        rows,
+        np.flatnonzero(is_shown).tolist(),
         footnotes=[table["reason"]],
+        hidden=["cell"],
         notes=[
             "Δ: final held-out loss, or logarithm of the optimizer steps to the lowest target that "
             "all cuts of a global batch reached, minus that of the reference decomposition, "
@@ -257,31 +204,73 @@ def _equivalence_table(table: pd.DataFrame, cells: Cells, rows: Sequence[int]) -
     )
 
 
-def _gradient_table(table: pd.DataFrame, cells: Cells) -> Table:
-    """Show the errors of `gradient_error_table`, `_with_cells`."""
+def _gradients(cells: Cells) -> Section | None:
+    """Say how far first gradients are from float64 and from each other; None where none is."""
+    errors = gradient_errors(cells)
+    if errors.empty:
+        return None
+    table = gradient_error_table(errors)
+    frame = _with_cells(table.reset_index(), cells)
     spread = sketch_spread(int(table["buckets"].max()))
-    settings = [name for name in cells.contexts if name in table]
-    settings += [] if "precision" in settings else ["precision"]
-    columns = [geometry_column(table), *setting_columns(table, settings)]
-    for label, name, word in (
-        ("error against float64", "relative_error", "error"),
-        ("from first decomposition", "relative_difference", "difference"),
+    names = list(dict.fromkeys([*cells.contexts, "precision"]))
+    columns = [geometry_column(frame), *setting_columns(frame, names)]
+    answer = []
+    for name, header, word, against in (
+        ("relative_error", "error against float64", "error", "from the float64 gradient"),
+        (
+            "relative_difference",
+            "from first decomposition",
+            "difference",
+            "from that of the first decomposition",
+        ),
     ):
-        if table[f"{name}_n"].gt(0).any():
-            columns.append(Column(name, label, "", 2, f"{name}_low", f"{name}_high"))
-            columns.append(Column(f"{name}_n", f"seeds of {word}"))
-    return Table(
-        "gradient_errors",
-        "Relative error of the first gradient",
-        table,
-        columns,
-        notes=[
-            "error against float64: distance of the gradient of the first optimizer step, after "
-            "the exchange and before clipping, from that of the float64 run with the same seeds "
-            "and settings, over the norm of the latter. from first decomposition: the same against "
-            "the first decomposition of the same precision. Means over seeds with their 95 % "
-            "t-interval.",
-            f"Distances are estimated from sketches, each with a relative standard deviation of "
-            f"{spread:.1%}; a difference of 0 is exact.",
+        measured = table.dropna(subset=[name]).groupby("precision", sort=False)[name]
+        if not len(measured):
+            continue
+        columns.append(Column(name, header, "", 2, f"{name}_low", f"{name}_high"))
+        columns.append(Column(f"{name}_n", f"seeds of {word}"))
+        ends = measured.agg(["min", "max"]).map(lambda end: significant(end, 2))
+        parts = [
+            f"{' to '.join(dict.fromkeys((low, high)))} in {precision}"
+            for precision, low, high in ends.itertuples()
+        ]
+        answer.append(
+            f"The first gradient differs, relative to its norm, {against} by {', '.join(parts)}."
+        )
+    return Section(
+        _TITLE,
+        answer,
+        [
+            Table(
+                "gradient_errors",
+                "Relative error of the first gradient",
+                frame,
+                columns,
+                hidden=["cell"],
+                notes=[
+                    "error against float64: distance of the gradient of the first optimizer step, "
+                    "after the exchange and before clipping, from that of the float64 run with the "
+                    "same seeds and settings, over the norm of the latter. from first "
+                    "decomposition: the same against the first decomposition of the same "
+                    "precision. Means over seeds with their 95 % t-interval.",
+                    "Distances are estimated from sketches, each with a relative standard "
+                    f"deviation of {spread:.1%}; a difference of 0 is exact.",
+                ],
+            )
         ],
+        headlines={
+            f"gradient_error_{precision}": Estimate(
+                row["relative_error"],
+                row["relative_error_low"],
+                row["relative_error_high"],
+                row["relative_error_n"],
+                "",
+                f"mean and t-interval over {row['relative_error_n']} seeds, sketches of "
+                f"{row['buckets']} buckets (relative sd {spread:.1%})",
+                "|g - g64| / |g64| of the first gradient, of the decomposition in which it is "
+                "largest",
+            )
+            for precision, rows in table.dropna(subset=["relative_error"]).groupby("precision")
+            for row in rows.nlargest(1, "relative_error").to_dict("records")
+        },
     )

@@ -2,8 +2,7 @@
 
 Sources: Schuirmann 1987, doi:10.1007/BF01068419 (the tests, and that they amount to an interval of
 level 1 - 2 alpha within the margin); Berger, Hsu 1996, doi:10.1214/ss/1032280304 (several
-comparisons that must all be equivalent need no correction: an intersection-union test); Welch 1947,
-doi:10.1093/biomet/34.1-2.28 (two samples of unlike spreads, and their degrees of freedom).
+comparisons that must all be equivalent need no correction: an intersection-union test).
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ Equivalence = Literal["equivalent", "different", "not identified"]
 
 @dataclass(frozen=True)
 class Tost:
-    """Verdict of paired differences, or of two samples, on a margin."""
+    """Verdict of paired differences on a margin."""
 
     n: int
-    """Pairs; runs of both samples where there are no pairs."""
+    """Pairs."""
     mean: float
-    """Mean difference; of two samples first minus second."""
+    """Mean difference."""
     sd: float
-    """Of the differences, ddof 1; of two samples the root of the mean of both variances."""
+    """Of the differences, ddof 1."""
     low: float
     """Lower end of the (1 - 2 alpha) t-interval of the mean."""
     high: float
@@ -67,55 +66,33 @@ def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
         Level of each of the two tests.
     """
     values = np.asarray(differences, dtype=float).ravel()
-    n = len(values)
-    infinite = int(np.isinf(values).sum())
+    n, infinite = len(values), int(np.isinf(values).sum())
+    verdict: Equivalence = "not identified"
     if n < 2 or infinite:
-        reason = f"{count_text(n, 'pair')}; a spread needs 2"
+        reason: str | None = f"{count_text(n, 'pair')}; a spread needs 2"
         if infinite:
             reason = f"{infinite} of {n} pairs have no finite difference"
         mean = float(values[0]) if n == 1 and not infinite else math.nan
-        return _unknown(n, mean, margin, reason)
+        nan = math.nan
+        return Tost(n, mean, nan, nan, nan, margin, verdict, reason, nan, nan, nan)
     mean, sd = float(values.mean()), float(values.std(ddof=1))
-    return _judged(n, sd, (mean, sd / math.sqrt(n), n - 1), margin, alpha)
-
-
-def _judged(
-    n: int, sd: float, difference: tuple[float, float, float], margin: float, alpha: float
-) -> Tost:
-    """Judge a difference: mean, standard error and degrees of freedom."""
-    mean, error, freedom = difference
+    error, freedom = sd / math.sqrt(n), n - 1
     half = t_reach(error, freedom, 1 - 2 * alpha)
     low, high = mean - half, mean + half
-    verdict: Equivalence = "not identified"
-    unclear: str | None = None
-    if -margin < low and high < margin:
-        verdict = "equivalent"
-    elif low > margin or high < -margin:
-        verdict = "different"
-    else:
-        unclear = (
-            f"the {1 - 2 * alpha:.0%} interval [{significant(low, 2)}, {significant(high, 2)}] "
-            f"is neither within nor beyond {significant(margin, 3)}"
-        )
-    return Tost(
-        n=n,
-        mean=mean,
-        sd=sd,
-        low=low,
-        high=high,
-        margin=margin,
-        p_equivalent=_survival(margin - abs(mean), error, freedom),
-        p_different=_survival(abs(mean) - margin, error, freedom),
-        verdict=verdict,
-        reason=unclear,
-        smallest_margin=max(abs(low), abs(high)),
+    reason = (
+        f"the {1 - 2 * alpha:.0%} interval [{significant(low, 2)}, {significant(high, 2)}] is "
+        f"neither within nor beyond {significant(margin, 3)}"
     )
-
-
-def _unknown(n: int, mean: float, margin: float, reason: str) -> Tost:
-    names = ("sd", "low", "high", "p_equivalent", "p_different", "smallest_margin")
-    unknown = dict.fromkeys(names, math.nan)
-    return Tost(n=n, mean=mean, margin=margin, verdict="not identified", reason=reason, **unknown)
+    if -margin < low and high < margin:
+        verdict, reason = "equivalent", None
+    elif low > margin or high < -margin:
+        verdict, reason = "different", None
+    p_equivalent = _survival(margin - abs(mean), error, freedom)
+    p_different = _survival(abs(mean) - margin, error, freedom)
+    furthest = max(abs(low), abs(high))
+    return Tost(
+        n, mean, sd, low, high, margin, verdict, reason, p_equivalent, p_different, furthest
+    )
 
 
 def _survival(distance: float, error: float, freedom: float) -> float:

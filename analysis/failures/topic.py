@@ -16,37 +16,14 @@ _UNFINISHED = [str(status) for status in (*FAULTS, Status.INTERRUPTED)]
 _RUN = ["sweep_dir", "run_id"]
 
 
-def ended_attempts(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
-    """Return the attempts of some runs that have ended, and what came after each.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        One row a run: `sweep_dir`, `run_id`, `status`.
-    attempts : DataFrame
-        As `load` returns them.
-
-    Returns
-    -------
-    DataFrame
-        The columns of `attempts`, with `cause` `unknown` where none was recorded;
-        `status_of_run`, `is_retried` (another attempt of the run followed), `is_unfinished` (it
-        ended as failed, out of memory, timed out or interrupted).
-    """
-    table = attempts.merge(runs[[*_RUN, "status"]], on=_RUN, suffixes=("", "_of_run"))
-    table["is_retried"] = table.groupby(_RUN)["started_at"].shift(-1).notna()
-    table["is_unfinished"] = table["status"].isin(_UNFINISHED)
-    table["cause"] = table["cause"].fillna("unknown")
-    return table[table["status"].notna()]
-
-
-def failures_by_cause(unfinished: pd.DataFrame) -> pd.DataFrame:
+def failures_by_cause(ended: pd.DataFrame) -> pd.DataFrame:
     """Count attempts that did not finish, by what ended them.
 
     Parameters
     ----------
-    unfinished : DataFrame
-        Those of `ended_attempts`.
+    ended : DataFrame
+        Attempts that have ended: `sweep_dir`, `run_id`, `status`, `cause`, `is_retried` (another
+        attempt of the run followed) and `status_of_run`.
 
     Returns
     -------
@@ -55,44 +32,43 @@ def failures_by_cause(unfinished: pd.DataFrame) -> pd.DataFrame:
         `n_runs`, `n_retried` (attempts), `n_completed` (runs that have completed since),
         `run_ids`, `sweep_dirs`.
     """
-    rows = []
-    for (status, cause), group in unfinished.groupby(["status", "cause"]):
-        runs_hit = group.drop_duplicates(_RUN)
-        rows.append(
-            {
-                "status": status,
-                "cause": cause,
-                "n_attempts": len(group),
-                "n_runs": len(runs_hit),
-                "n_retried": int(group["is_retried"].sum()),
-                "n_completed": _count_completed(runs_hit),
-                "run_ids": ";".join(runs_hit["run_id"]),
-                "sweep_dirs": ";".join(runs_hit["sweep_dir"].unique()),
-            }
-        )
-    by_cause = pd.DataFrame(rows)
-    return by_cause.sort_values("n_attempts", ascending=False, kind="stable", ignore_index=True)
+    table = ended[ended["status"].isin(_UNFINISHED)]
+    keys = ["status", "cause"]
+    groups, runs = table.groupby(keys), table.drop_duplicates([*keys, *_RUN]).groupby(keys)
+    counts = pd.DataFrame(
+        {
+            "n_attempts": groups.size(),
+            "n_runs": runs.size(),
+            "n_retried": groups["is_retried"].sum(),
+            "n_completed": runs["status_of_run"].agg(_count_completed),
+            "run_ids": runs["run_id"].agg(";".join),
+            "sweep_dirs": runs["sweep_dir"].agg(lambda folders: ";".join(folders.unique())),
+        }
+    ).reset_index()
+    return counts.sort_values("n_attempts", ascending=False, kind="stable", ignore_index=True)
 
 
-def _count_completed(runs: pd.DataFrame) -> int:
-    return int(runs["status_of_run"].eq(str(Status.COMPLETED)).sum())
+def _count_completed(statuses: pd.Series[str]) -> int:
+    return int(statuses.eq(str(Status.COMPLETED)).sum())
 
 
 def failures_section(runs: pd.DataFrame, attempts: pd.DataFrame) -> Section | None:
-    """Say how many attempts did not finish; None where all did."""
-    ended = ended_attempts(runs, attempts)
-    unfinished = ended[ended["is_unfinished"]]
-    if unfinished.empty:
+    """Say how many attempts of some runs did not finish; None where all did."""
+    attempts = attempts.merge(runs[[*_RUN, "status"]], on=_RUN, suffixes=("", "_of_run"))
+    is_retried = attempts.groupby(_RUN)["started_at"].shift(-1).notna()
+    ended = attempts.assign(is_retried=is_retried, cause=attempts["cause"].fillna("unknown"))
+    ended = ended[ended["status"].notna()]
+    table = failures_by_cause(ended)
+    if table.empty:
         return None
-    table = failures_by_cause(unfinished)
+    unfinished = ended[ended["status"].isin(_UNFINISHED)]
     runs_hit = unfinished.drop_duplicates(_RUN)
-    causes = {cause: cause.replace("_", " ") for cause in table["cause"]}
     return Section(
         "Failures and retries",
         [
             f"Of {count_text(len(ended), 'ended attempt')}, {len(unfinished)} did not finish, in "
-            f"{count_text(len(runs_hit), 'run')}; {_count_completed(runs_hit)} of these runs "
-            "completed since."
+            f"{count_text(len(runs_hit), 'run')}; {_count_completed(runs_hit['status_of_run'])} of "
+            "these runs completed since."
         ],
         [
             Table(
@@ -101,7 +77,7 @@ def failures_section(runs: pd.DataFrame, attempts: pd.DataFrame) -> Section | No
                 table,
                 [
                     Column("status", "ended as", is_left=True),
-                    Column("cause", words=causes, is_left=True),
+                    Column("cause", texts=table["cause"].str.replace("_", " "), is_left=True),
                     Column("n_attempts", "attempts"),
                     Column("n_runs", "runs"),
                     Column("n_retried", "attempts retried"),

@@ -16,19 +16,18 @@ _SCALE = "gradient noise scale (samples)"
 
 
 def noise_scale_charts(
-    cells: Cells, table: pd.DataFrame, curves: pd.DataFrame, at_best: Collection[int]
+    cells: Cells, known: pd.DataFrame, curves: pd.DataFrame, at_best: Collection[int]
 ) -> Iterator[Chart]:
     """Draw the noise scale of each cell, and its course; `at_best` cells are shown first."""
-    identified = table[table["note"].isna() & table["estimate"].notna()]
-    if len(identified):
+    if len(known):
         names = geometry_label(cells.table) + cell_names(cells).map(lambda n: f", {n}" if n else "")
-        rows = identified[["global_batch_size", "estimate"]].assign(
-            estimate_low=identified["low"],
-            estimate_high=identified["high"],
-            cell=identified.index,
-            of=names.loc[identified.index],
+        rows = known[["global_batch_size", "estimate"]].assign(
+            estimate_low=known["low"],
+            estimate_high=known["high"],
+            cell=known.index,
+            of=names.loc[known.index],
         )
-        batches = sorted(identified["global_batch_size"].unique())
+        batches = sorted(known["global_batch_size"].unique())
         equal = pd.DataFrame({"global_batch_size": batches, "estimate": batches})
         yield Chart(
             "noise_scale",
@@ -63,11 +62,11 @@ def noise_scale_charts(
             [f"s{context[cell]}", *(["best"] if cell in at_best else [])] for cell in drawn["cell"]
         ],
     )
-    settings = {f"s{number}": name for number, name in setting_names(cells, context).items()}
-    drawn_settings = {name for names in rows["setting"] for name in names}
-    best = {"best": "each global batch at its best learning rate"}
-    options = {name: text for name, text in {**best, **settings}.items() if name in drawn_settings}
-    drawn_cuts = set(rows["series"])
+    options = {"best": "each global batch at its best learning rate"}
+    options |= {f"s{number}": name for number, name in setting_names(cells, context).items()}
+    shown = {*rows["series"], *(name for names in rows["setting"] for name in names)}
+    options = {name: text for name, text in options.items() if name in shown}
+    choices = [Choice("setting", "Settings", options)] if context.nunique() > 1 else []
     yield Chart(
         "noise_scale_curve",
         "Noise scale over the training",
@@ -81,7 +80,7 @@ def noise_scale_charts(
             Marks("line", rows, line="cell"),
             Marks("point", rows),
         ],
-        {name: look for name, look in looks(cells).items() if name in drawn_cuts},
-        choices=[Choice("setting", "Settings", options)] if len(settings) > 1 else [],
+        {name: look for name, look in looks(cells).items() if name in shown},
+        choices=choices,
         tables=["tables/noise_scale_curve.csv"],
     )

@@ -31,26 +31,51 @@ def noise_scale_section(
     if estimates.empty:
         return None
     table = cells.table[[*GEOMETRY, *cells.settings]].join(estimates, how="inner")
-    headlines = {} if cells.contexts else _headlines(table)
+    known = table[table["note"].isna() & table["estimate"].notna()]
+    answer = (
+        f"The gradient noise scale is not identified in any of {len(table)} cells: too few "
+        "sampled steps to tell the gradient's mean from zero."
+    )
+    if len(known):
+        ends = (f"{end:.3g}" for end in (known["estimate"].min(), known["estimate"].max()))
+        answer = (
+            f"The gradient noise scale is {' to '.join(dict.fromkeys(ends))} samples over the "
+            f"whole training, where it is identified ({len(known)} of {len(table)} cells); "
+            "intervals are in the table."
+        )
     curves = noise_scale_curves(cells, steps)
     return Section(
         "Gradient noise scale",
-        [_answer(table)],
-        [noise_scale_table(table, cells)],
-        list(noise_scale_charts(cells, table, curves, at_best)),
-        headlines=headlines,
+        [answer],
+        [_table(table, cells)],
+        list(noise_scale_charts(cells, known, curves, at_best)),
+        headlines={} if cells.contexts else _headlines(table),
         chart_data={"noise_scale_curve": curves.join(cells.table[[*GEOMETRY]], on="cell")},
     )
 
 
-def noise_scale_table(table: pd.DataFrame, cells: Cells) -> Table:
-    """Show the noise scale of cells beside their geometry and settings."""
+def _table(table: pd.DataFrame, cells: Cells) -> Table:
     # An estimate without an upper end is not identified.
     identified = {
         f"known{end}": table[f"estimate{end}"].mask(np.isinf(table[f"high{end}"]))
         for end in _ENDS.values()
     }
     units = table["n"].astype(str) + " " + table["method"].str.rpartition(" ")[2]
+    has_tokens = table["tokens_per_sample"].notna().any()
+    scales = [
+        Column(
+            f"known{end}",
+            f"noise scale ({unit})",
+            "",
+            3,
+            f"low{end}",
+            f"high{end}",
+            n="n",
+            missing=NOT_IDENTIFIED,
+        )
+        for unit, end in _ENDS.items()
+        if unit == "samples" or has_tokens
+    ]
     return Table(
         "noise_scale",
         "Gradient noise scale",
@@ -58,19 +83,7 @@ def noise_scale_table(table: pd.DataFrame, cells: Cells) -> Table:
         [
             geometry_column(table),
             *setting_columns(table, cells.key_settings),
-            *(
-                Column(
-                    f"known{end}",
-                    f"noise scale ({unit})",
-                    format=3,
-                    low=f"low{end}",
-                    high=f"high{end}",
-                    n="n",
-                    missing=NOT_IDENTIFIED,
-                )
-                for unit, end in _ENDS.items()
-                if unit == "samples" or table["tokens_per_sample"].notna().any()
-            ),
+            *scales,
             Column("b_small", "small batch"),
             Column("b_big", "large batch"),
             Column("n_runs", "runs"),
@@ -86,21 +99,6 @@ def noise_scale_table(table: pd.DataFrame, cells: Cells) -> Table:
             "samples, so the interval has no upper end.",
         ],
         hidden=[*identified, "cell"],
-    )
-
-
-def _answer(table: pd.DataFrame) -> str:
-    identified = table[table["note"].isna() & table["estimate"].notna()]
-    if identified.empty:
-        return (
-            f"The gradient noise scale is not identified in any of {len(table)} cells: too few "
-            "sampled steps to tell the gradient's mean from zero."
-        )
-    ends = [f"{identified['estimate'].agg(which):.3g}" for which in ("min", "max")]
-    span = " to ".join(dict.fromkeys(ends))
-    return (
-        f"The gradient noise scale is {span} samples over the whole training, where it is "
-        f"identified ({len(identified)} of {len(table)} cells); intervals are in the table."
     )
 
 

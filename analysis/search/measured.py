@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from batchscape.analysis.cells import setting_label
-from batchscape.analysis.estimates import half_widths
+from batchscape.analysis.estimates import FEWEST, half_width
 from batchscape.analysis.numbers import significant
-
-_Point = Mapping[str, Any]
-_OF_SETTINGS = {"best", "below", "above"}
 
 
 def best_measured(studies: Sequence[Mapping[str, Any]], objective: str) -> pd.DataFrame:
@@ -40,16 +37,33 @@ def best_measured(studies: Sequence[Mapping[str, Any]], objective: str) -> pd.Da
         the number of seeds, `runs` their ids, separated by blanks. Rows without a result are left
         out.
     """
-    rows = [row for study in studies for row in _rows(study, objective)]
-    if not rows:
-        return pd.DataFrame()
+    rows = []
+    for study in studies:
+        lines = {bracket["key"]: _line(study, bracket["key"]) for bracket in study["brackets"]}
+        found = [(lines[b["key"]][b["best"]], b) for b in study["brackets"]]
+        for point, bracket in found or [(point, {}) for point in study["points"]]:
+            key, values = bracket.get("key"), _values(point)
+            row = {
+                "study": study["study"],
+                "n": len(values),
+                objective: values.mean(),
+                "runs": " ".join(point["runs"]),
+                "setting": key,
+                "best": bracket.get("best"),
+                "held": settings_text({k: v for k, v in point["point"].items() if k != key}),
+            }
+            for side, end in (("below", "low"), ("above", "high")):
+                neighbour = bracket.get(end)
+                mean = None if neighbour is None else _values(lines[key][neighbour]).mean()
+                row |= {side: neighbour, f"{side}_mean": mean}
+            # Without a result nothing is the best.
+            if math.isfinite(row[objective]):
+                reach = half_width(values) if len(values) >= FEWEST else math.nan
+                rows.append({**row, f"{objective}_ci95": reach})
     # As objects, integers stay integers beside a missing value.
-    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain(*rows))}
-    table = pd.DataFrame(
-        {n: pd.Series(v, dtype=object if n in _OF_SETTINGS else None) for n, v in columns.items()}
-    )
-    table[f"{objective}_ci95"] = half_widths(table.pop(f"{objective}_sd"), table["n"])
-    return table
+    table = pd.DataFrame(rows, dtype=object)
+    numbers = (objective, f"{objective}_ci95", "below_mean", "above_mean")
+    return table.astype(dict.fromkeys(numbers, float) | {"n": int}) if rows else table
 
 
 def means_along(study: Mapping[str, Any], key: str) -> pd.Series[float]:
@@ -58,7 +72,7 @@ def means_along(study: Mapping[str, Any], key: str) -> pd.Series[float]:
     return pd.Series({x: float(_values(line[x]).mean()) for x in sorted(line)}, dtype=float)
 
 
-def _line(study: Mapping[str, Any], key: str) -> dict[Any, _Point]:
+def _line(study: Mapping[str, Any], key: str) -> dict[Any, Mapping[str, Any]]:
     """Return the points of a grid that differ from its first one in a setting alone, by value."""
     points = study["points"]
     centre = points[0]["point"] if points else {}
@@ -69,40 +83,7 @@ def _line(study: Mapping[str, Any], key: str) -> dict[Any, _Point]:
     }
 
 
-def _rows(study: Mapping[str, Any], objective: str) -> list[dict[str, Any]]:
-    rows = []
-    for bracket in study["brackets"]:
-        key = bracket["key"]
-        line = _line(study, key)
-        best = line[bracket["best"]]
-        row = _row(study, best, objective)
-        row |= {"setting": key, "best": bracket["best"], "held": _text(best["point"], key)}
-        for side, end in (("below", "low"), ("above", "high")):
-            neighbour = bracket[end]
-            mean = None if neighbour is None else _values(line[neighbour]).mean()
-            row |= {side: neighbour, f"{side}_mean": mean}
-        rows.append(row)
-    if not study["brackets"]:
-        for point in study["points"]:
-            row = _row(study, point, objective)
-            rows.append({**row, "setting": None, "best": None, "held": _text(point["point"])})
-    # Without a result nothing is the best.
-    return [row for row in rows if math.isfinite(row[objective])]
-
-
-def _row(study: Mapping[str, Any], point: _Point, objective: str) -> dict[str, Any]:
-    values, n = _values(point), len(point["seeds"])
-    mean = values.mean()
-    return {
-        "study": study["study"],
-        "n": n,
-        objective: mean,
-        f"{objective}_sd": values.std(ddof=1) if n > 1 and np.isfinite(mean) else None,
-        "runs": " ".join(point["runs"]),
-    }
-
-
-def _values(point: _Point) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _values(point: Mapping[str, Any]) -> NDArray[np.float64]:
     """Return the values of the objective by seed; infinite where there is none."""
     values = point["seeds"].values()
     return np.array([math.inf if value is None else value for value in values], dtype=np.float64)
@@ -115,8 +96,6 @@ def setting_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _text(point: Mapping[str, Any], but: str | None = None) -> str:
+def settings_text(values: Mapping[str, Any]) -> str:
     """Write searched values in one line."""
-    return ", ".join(
-        f"{setting_label(key)} {setting_text(value)}" for key, value in point.items() if key != but
-    )
+    return ", ".join(f"{setting_label(k)} {setting_text(value)}" for k, value in values.items())

@@ -11,17 +11,21 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from batchscape.analysis.cells import Cells, launched_batches, setting_label
+from batchscape.analysis.cells import Cells, setting_label
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
-from batchscape.analysis.figures.style import GREY, loss_axis, palette, shades
+from batchscape.analysis.figures.style import loss_axis, palette
 from batchscape.analysis.numbers import MISSING, significant, with_spread
 from batchscape.analysis.report.table import Column, Table
-from batchscape.analysis.report.topic import Section
+from batchscape.analysis.report.topic import Section, join_sections
 from batchscape.analysis.report.writers import show
-from batchscape.analysis.search.measured import best_measured, means_along, setting_text
+from batchscape.analysis.search.measured import (
+    best_measured,
+    means_along,
+    setting_text,
+    settings_text,
+)
 from batchscape.record.folder import SweepFolder
-from batchscape.record.trial_counts import FAILED_TRIALS
 from batchscape.record.trials import TRIALS, read_measured, read_trials
 from batchscape.text import count_text, list_text
 
@@ -34,60 +38,33 @@ _LABELS = {
     "peak_allocated_gib": "peak memory (GiB)",
 }
 _MOST_NAMED = 6
-"""Points or studies named in a sentence."""
+"""Points named in a sentence."""
 _OTHERS = ", others"
 """Suffix of the trials of a study that are not its best."""
 _WIDE = 5.0
 """Ratio of values above which an axis is logarithmic."""
+_RESERVE = (
+    "A sampler chose the trials for doing well, so no number elsewhere in this report rests on "
+    "them: the runs here are the grid that was measured around the best of each study, with other "
+    "seeds."
+)
 
 
 def search_section(cells: Cells) -> Section | None:
     """Show the searches beside the sweeps of `cells`; no estimate is made of trials."""
     folders = [SweepFolder(Path(path)) for path in sorted({*cells.runs["sweep_dir"]})]
-    searches = [
-        _SearchResults(folder, trials)
-        for folder in folders
-        if (trials := read_trials(folder)) is not None
-    ]
+    found = [(folder, read_trials(folder)) for folder in folders]
+    searches = [_Search(folder, trials) for folder, trials in found if trials is not None]
     if not searches:
         return None
-    several = len(searches) > 1
-    best, scopes = [], []
-    tables, pictures, curves = list[Table](), list[Chart](), dict[str, pd.DataFrame]()
-    for number, search in enumerate(searches, 1):
-        # Values of two objectives, or of different settings, share no table.
-        prefix, suffix, of_folder = "", "", ""
-        if several:
-            prefix, suffix = f"In {search.folder.path}: ", f"_{number}"
-            of_folder = f" of {search.folder.path}"
-        if (best_text := search.best_text()) is not None:
-            best.append(prefix + best_text)
-        scopes.append(prefix + search.scope_text())
-        if len(search.measured):
-            title = f"The best, with new seeds{of_folder}"
-            tables.append(search.table(f"search_measured{suffix}", title))
-        caption = (
-            f"Trials of each study{of_folder}; the best of each study are filled. Trials without a "
-            "value are left out."
-        )
-        if search.grids:
-            caption += " Lines: the grid around the best, means over new seeds."
-        pictures.append(_chart(search, cells, f"search{suffix}", caption))
-        curves[f"trials{suffix}"] = search.trials
-    return Section(
-        "Search",
-        [
-            *best,
-            *scopes,
-            "A sampler chose the trials for doing well, so no number elsewhere in this report "
-            "rests on them: the runs here are the grid that was measured around the best of each "
-            "study, with other seeds.",
-        ],
-        first_screen=best or scopes,
-        tables=tables,
-        pictures=pictures,
-        chart_data=curves,
-    )
+    if len(searches) == 1:
+        parts = [searches[0].section(cells, "", "")]
+    else:
+        parts = [
+            s.section(cells, f"_{n}", f" of {s.folder.path}") for n, s in enumerate(searches, 1)
+        ]
+    section = join_sections("Search", parts)
+    return replace(section, answer=[*section.answer, _RESERVE])
 
 
 def print_search_result(sweep: SweepFolder, console: Console) -> None:
@@ -95,16 +72,15 @@ def print_search_result(sweep: SweepFolder, console: Console) -> None:
     trials = read_trials(sweep)
     if trials is None:
         return
-    search = _SearchResults(sweep, trials)
-    best_text = search.best_text()
-    if best_text is None:
+    search = _Search(sweep, trials)
+    if len(search.measured):
+        console.print(search.best_text(), soft_wrap=True)
+        show(console, search.table("", ""))
+    else:
         console.print(search.best_trials_text(), soft_wrap=True)
-        return
-    console.print(best_text, soft_wrap=True)
-    show(console, search.table("search_measured", "The best, with new seeds"))
 
 
-class _SearchResults:
+class _Search:
     """The trials of one folder, and the grids around their best."""
 
     def __init__(self, folder: SweepFolder, trials: pd.DataFrame) -> None:
@@ -113,44 +89,50 @@ class _SearchResults:
         self.keys = [name for name in map(str, trials) if name not in {*TRIALS, self.objective}]
         self.grids = read_measured(folder)
         self.measured = best_measured(self.grids, self.objective)
-        self._objective_text = _LABELS[self.objective]
 
-    def scope_text(self) -> str:
-        """Say which settings were searched, for which objective, by how many trials."""
+    def section(self, cells: Cells, suffix: str, of_folder: str) -> Section:
+        """Show it; the suffix is of names of files."""
         studies = self.trials["study"].nunique()
         n_trials = int(self.trials["outcome"].notna().sum())
-        return (
+        scope = (
             f"{list_text(self.keys, 'and')} {'was' if len(self.keys) == 1 else 'were'} searched "
-            f"for the least {self._objective_text}: "
+            f"for the least {_LABELS[self.objective]}{of_folder}: "
             f"{count_text(n_trials, 'trial')} in {count_text(studies, 'study', 'studies')}."
         )
+        has_best = len(self.measured) > 0
+        return Section(
+            "Search",
+            [self.best_text(), scope] if has_best else [scope],
+            [self.table(suffix, of_folder)] if has_best else [],
+            [self.chart(cells, suffix, of_folder)],
+            chart_data={f"trials{suffix}": self.trials},
+        )
 
-    def best_text(self) -> str | None:
-        """Write the best points of the grids in a sentence; None without a grid."""
-        rows = self.measured.to_dict("records")
-        if not rows:
-            return None
+    def best_text(self) -> str:
+        """Write the best points of the grids in a sentence."""
         places = {str(grid["study"]): _place_text(grid["values"]) for grid in self.grids}
+        rows = self.measured.to_dict("records")
         points = []
         for row in rows:
             value = with_spread(row[self.objective], row[f"{self.objective}_ci95"])
-            place = f"{_point_text(row)} {places[row['study']]}".strip()
-            points.append(f"{place} ({value})")
+            point = row["held"]
+            if row["setting"] is not None:
+                point = settings_text({row["setting"]: row["best"]})
+                point += f" with {row['held']}" if row["held"] else ""
+            points.append(" ".join(filter(None, (point, places[row["study"]], f"({value})"))))
         seeds = f"over {count_text(int(self.measured['n'].max()), 'new seed')}"
         if self.measured["best"].isna().all():
-            text = f"Chosen by the trials: {_few(points)}; {self._objective_text}, {seeds}"
+            text = f"Chosen by the trials: {_few(points)}; {_LABELS[self.objective]}, {seeds}"
         else:
-            text = f"Least {self._objective_text}: {_few(points)}; {seeds}"
-            text += _bracket_text(rows, places)
-        without_result = [
-            place for study, place in places.items() if study not in {*self.measured["study"]}
-        ]
-        text += f"; no result {_few(without_result)}" if without_result else ""
-        reported = self.trials[~self.trials["outcome"].isin(FAILED_TRIALS)]
-        n_trials = reported.groupby("study")["outcome"].count()
-        n_before = {str(grid["study"]): int(grid["trials"]) for grid in self.grids}
-        if any(n_before.get(str(study)) != count for study, count in n_trials.items()):
-            text += "; there were more trials since, around whose best nothing is measured yet"
+            text = f"Least {_LABELS[self.objective]}: {_few(points)}; {seeds}"
+            n_open = int(self.measured[["below", "above"]].isna().any(axis=1).sum())
+            text += ", no lower at the next values on either side"
+            if n_open:
+                text = text.rpartition(",")[0] + (
+                    f"; {n_open} of {len(rows)} not bracketed: the best is the last of its grid"
+                )
+        lost = [place for study, place in places.items() if study not in {*self.measured["study"]}]
+        text += f"; no result {_few(lost)}" if lost else ""
         return f"{text}."
 
     def best_trials_text(self) -> str:
@@ -159,66 +141,94 @@ class _SearchResults:
         if not best:
             return "No trial has a result."
         points = [
-            f"{', '.join(f'{setting_label(key)} {setting_text(row[key])}' for key in self.keys)} "
-            f"of study {row['study']} "
+            f"{settings_text({key: row[key] for key in self.keys})} of study {row['study']} "
             f"({significant(float(row[self.objective]), 4)})"
             for row in best
         ]
-        text = f"Best trials by {self._objective_text}, one run a point: {_few(points)}"
-        return f"{text}; nothing with new seeds has a result around them."
+        return (
+            f"Best trials by {_LABELS[self.objective]}, one run a point: {_few(points)}; nothing "
+            "with new seeds has a result around them."
+        )
 
-    def table(self, name: str, title: str) -> Table:
+    def table(self, suffix: str, of_folder: str) -> Table:
         """Show the best of each grid."""
         rows = self.measured.to_dict("records")
-        has_brackets = self.measured["best"].notna().any()
-        columns = [Column("study", is_left=True)]
-        notes = [f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had."]
-        neighbours = []
-        if has_brackets:
-            best = [f"{setting_label(row['setting'])} {setting_text(row['best'])}" for row in rows]
-            columns.append(Column("best", texts=best))
+        texts: dict[str, list[str]] = {"best": [], "below": [], "above": []}
+        for row in rows:
+            is_one = row["setting"] is not None
+            best = settings_text({row["setting"]: row["best"]}) if is_one else MISSING
+            texts["best"].append(best)
             for side in ("below", "above"):
-                texts = [
-                    MISSING
-                    if pd.isna(row[side])
-                    else f"{setting_text(row[side])} ({significant(float(row[f'{side}_mean']), 4)})"
-                    for row in rows
-                ]
-                neighbours.append(Column(side, f"next {side}", texts=texts))
-            notes.append(
+                mean = significant(row[f"{side}_mean"], 4)
+                text = MISSING if pd.isna(row[side]) else f"{setting_text(row[side])} ({mean})"
+                texts[side].append(text)
+        return Table(
+            f"search_measured{suffix}",
+            f"The best, with new seeds{of_folder}",
+            self.measured,
+            [
+                Column("study", is_left=True),
+                Column("best", texts=texts["best"]),
+                Column("held", "at", texts=[row["held"] or MISSING for row in rows]),
+                Column(self.objective, _LABELS[self.objective], spread=f"{self.objective}_ci95"),
+                Column("n"),
+                Column("below", "next below", texts=texts["below"]),
+                Column("above", "next above", texts=texts["above"]),
+            ],
+            notes=[
+                f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had. "
                 "Next below and above: the neighbours in the grid, in brackets their means, "
                 "infinite where a seed has no result."
-            )
-        held = [row["held"] or MISSING for row in rows]
-        columns += [
-            Column("held", "other settings" if has_brackets else "point", texts=held),
-            Column(self.objective, self._objective_text, spread=f"{self.objective}_ci95"),
-            Column("n"),
-            *neighbours,
+            ],
+        )
+
+    def chart(self, cells: Cells, suffix: str, of_folder: str) -> Chart:
+        """Draw the objective against each searched number, with the grids."""
+        y = self.objective
+        numbers = [key for key in self.keys if pd.api.types.is_numeric_dtype(self.trials[key])]
+        columns = numbers or self.keys[:1]
+        trials = self.trials[np.isfinite(pd.to_numeric(self.trials[y]))]
+        is_best = trials["is_best"].astype(bool)
+        trials = trials.assign(series=trials["study"])[[*columns, y, "series"]]
+        others = trials[~is_best].assign(series=trials["series"] + _OTHERS)
+        marks = [Marks("line", table) for x in columns for table in self._lines(x)]
+        marks += [Marks("point", table, size=20) for table in (others, trials[is_best])]
+        # A dot in the name of a field leads into it.
+        fields = {x: x.replace(".", "_") for x in columns}
+        drawn = {*trials["series"], *others["series"]}
+        looks: dict[str, Look] = {}
+        for study, look in palette(self.trials["study"].unique()).items():
+            looks |= {study: look, study + _OTHERS: replace(look, hollow=True)}
+        label = loss_axis(_LABELS[y], cells.runs) if y == "loss" else _LABELS[y]
+        caption = (
+            f"Trials of each study{of_folder}; the best of each study are filled. Trials without a "
+            "value are left out."
+        )
+        return Chart(
+            f"search{suffix}",
+            "What was searched",
+            caption + " Lines: the grid around the best, means over new seeds." * bool(self.grids),
+            Axis({fields[x]: setting_label(x) for x in columns}, "Against", _kind(trials, columns)),
+            Axis({y: label}, kind=_kind(trials, [y])),
+            [replace(mark, table=mark.table.rename(columns=fields)) for mark in marks],
+            {name: look for name, look in looks.items() if name in drawn},
+            panels="x",
+            tables=[f"tables/trials{suffix}.csv"],
+        )
+
+    def _lines(self, x: str) -> list[pd.DataFrame]:
+        """Return the means of each grid along a setting."""
+        grids = [g for g in self.grids if any(bracket["key"] == x for bracket in g["brackets"])]
+        means = [means_along(grid, x).rename(self.objective) for grid in grids]
+        return [
+            line[np.isfinite(line)].rename_axis(x).reset_index().assign(series=str(grid["study"]))
+            for grid, line in zip(grids, means, strict=True)
         ]
-        return Table(name, title, self.measured, columns, notes=notes)
-
-
-def _point_text(row: Mapping[Any, Any]) -> str:
-    if row["setting"] is None:
-        return str(row["held"])
-    text = f"{setting_label(row['setting'])} {setting_text(row['best'])}"
-    return f"{text} with {row['held']}" if row["held"] else text
 
 
 def _few(texts: Sequence[str]) -> str:
-    if len(texts) > _MOST_NAMED:
-        texts = [*texts[:2], f"{len(texts) - 3} more in the table", texts[-1]]
-    return ", ".join(texts)
-
-
-def _bracket_text(rows: Sequence[Mapping[Any, Any]], places: Mapping[str, str]) -> str:
-    """Say whether the best values have worse neighbours on both sides."""
-    open_ = [row["study"] for row in rows if pd.isna(row["below"]) or pd.isna(row["above"])]
-    if not open_:
-        return ", no lower at the next values on either side"
-    where = _few([places[study] for study in dict.fromkeys(open_)] if len(places) > 1 else [])
-    return f"; not bracketed {where}".rstrip() + ", where it is the last value of the grid"
+    more = len(texts) - _MOST_NAMED
+    return ", ".join([*texts[:_MOST_NAMED], *([f"{more} more in the table"] if more > 0 else [])])
 
 
 def _place_text(values: Mapping[str, Any]) -> str:
@@ -228,66 +238,8 @@ def _place_text(values: Mapping[str, Any]) -> str:
     return "at " * bool(values) + ", ".join(f"{name} = {value}" for name, value in parts)
 
 
-def _chart(search: _SearchResults, cells: Cells, name: str, caption: str) -> Chart:
-    """Draw the objective against each searched number, with the grids."""
-    y = search.objective
-    numbers = [key for key in search.keys if pd.api.types.is_numeric_dtype(search.trials[key])]
-    columns = numbers or search.keys[:1]
-    trials = search.trials[np.isfinite(pd.to_numeric(search.trials[y]))]
-    is_best = trials["is_best"].astype(bool)
-    trials = trials.assign(series=trials["study"])[[*columns, y, "series"]]
-    others = trials[~is_best].assign(series=trials["series"] + _OTHERS)
-    tables = [_lines(search, x, y) for x in columns]
-    marks = [Marks("line", table) for table in tables if len(table)]
-    marks += [Marks("point", table, size=20) for table in (others, trials[is_best])]
-    # A dot in the name of a field leads into it.
-    fields = {x: x.replace(".", "_") for x in columns}
-    marks = [replace(mark, table=mark.table.rename(columns=fields)) for mark in marks]
-    looks: dict[str, Look] = {}
-    for study, look in _looks(search.trials, launched_batches(cells.runs)).items():
-        looks |= {study: look, study + _OTHERS: replace(look, hollow=True)}
-    series = {*trials["series"], *others["series"]}
-    titles = {fields[x]: setting_label(x) for x in columns}
-    label = loss_axis(_LABELS[y], cells.runs) if y == "loss" else _LABELS[y]
-    kind: Literal["linear", "log", "names"] = "names"
-    if all(pd.api.types.is_numeric_dtype(trials[x]) for x in columns):
-        kind = "log" if _is_wide(trials, columns) else "linear"
-    return Chart(
-        name,
-        "What was searched",
-        caption,
-        Axis(titles, "Against", kind=kind),
-        Axis({y: label}, kind="log" if _is_wide(trials, [y]) else "linear"),
-        marks,
-        {name: look for name, look in looks.items() if name in series},
-        panels="x",
-        tables=[f"tables/{name.replace('search', 'trials')}.csv"],
-    )
-
-
-def _lines(search: _SearchResults, x: str, y: str) -> pd.DataFrame:
-    """Return the means of each grid along a setting."""
-    parts = [pd.DataFrame()]
-    for grid in search.grids:
-        if any(bracket["key"] == x for bracket in grid["brackets"]):
-            means = means_along(grid, x)
-            means = means[np.isfinite(means)]
-            line = pd.DataFrame({x: means.index, y: means.to_numpy()})
-            parts.append(line.assign(series=str(grid["study"])))
-    return pd.concat(parts)
-
-
-def _looks(trials: pd.DataFrame, launched: Sequence[int]) -> dict[str, Look]:
-    """Colour studies; a study of a global batch like that batch elsewhere, or grey."""
-    names = [str(name) for name in trials["study"].unique()]
-    batches = {name: name.removeprefix("batch.global_batch_size=") for name in names}
-    if not all(batch.isdecimal() for batch in batches.values()):
-        return palette(names)
-    batch_looks = shades(launched)
-    names = sorted(names, key=lambda name: int(batches[name]))
-    return {name: batch_looks.get(batches[name], GREY) for name in names}
-
-
-def _is_wide(trials: pd.DataFrame, names: Sequence[str]) -> bool:
+def _kind(trials: pd.DataFrame, names: Sequence[str]) -> Literal["linear", "log", "names"]:
+    if not all(pd.api.types.is_numeric_dtype(trials[name]) for name in names):
+        return "names"
     low, high = trials[[*names]].min(), trials[[*names]].max()
-    return bool((low.gt(0) & high.gt(_WIDE * low)).all())
+    return "log" if (low.gt(0) & high.gt(_WIDE * low)).all() else "linear"

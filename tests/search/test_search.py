@@ -173,7 +173,7 @@ def test_trials_enter_no_number_of_a_report(undisturbed, tmp_path, capsys):
     means = runs.groupby(["batch.global_batch_size", "optimizer.learning_rate"])["final_eval_loss"]
     least = means.mean().groupby(level=0).min()
     assert measured["loss"].tolist() == pytest.approx(least.tolist(), rel=1e-9)
-    assert report.sections[0].first_screen[0].startswith("Least held-out loss: learning rate ")
+    assert report.sections[0].answer[0].startswith("Least held-out loss: learning rate ")
     # The same command does nothing more.
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/**/steps.parquet")}
     assert swept(tmp_path / "s", *TWO_STUDIES) == 0

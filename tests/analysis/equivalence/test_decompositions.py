@@ -10,11 +10,10 @@ import pytest
 from batchscape.analysis import find_cells, load
 from batchscape.analysis.equivalence.decompositions import (
     differences_by_cell,
-    loss_differences,
-    seed_spread,
+    members_of,
+    step_differences,
 )
 from batchscape.analysis.numbers import TIMES
-from batchscape.errors import AnalysisError
 
 
 def losses(sweep: Any, geometry: tuple[int, int, int]) -> pd.DataFrame:
@@ -29,8 +28,7 @@ def losses(sweep: Any, geometry: tuple[int, int, int]) -> pd.DataFrame:
 
 def compared(tables: Any) -> pd.DataFrame:
     cells = find_cells(tables.runs)
-    pairs, spread = (of(cells, tables.steps) for of in (loss_differences, seed_spread))
-    return differences_by_cell(cells, pairs, spread)
+    return differences_by_cell(cells, *step_differences(members_of(cells), tables.steps))
 
 
 def test_differences_against_the_rows_themselves(build):
@@ -84,11 +82,11 @@ def test_a_seed_that_the_reference_lacks_is_not_paired(build):
     sweep.run((2, 8, 2), seed=1)
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
-    pairs = loss_differences(cells, tables.steps)
+    pairs, _ = step_differences(members_of(cells), tables.steps)
     # The third cell belongs to the family by way of the second, and shares no seed with the first.
     assert set(pairs["reference"]) == {0}
     assert set(pairs["cell"]) == {1}
-    assert pairs["trajectory_id"].nunique() == 1
+    assert pairs["trajectory"].nunique() == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -102,11 +100,13 @@ def test_pairs_are_those_of_a_join(build, seed):
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
     steps = tables.steps.sample(frac=0.8, random_state=seed)
-    pairs = loss_differences(cells, steps)
+    members = members_of(cells)
+    pairs, _ = step_differences(members, steps)
     rows = steps[["run_id", "optimizer_step", "loss"]].astype({"run_id": object})
-    rows = rows.merge(cells.runs[["run_id", "cell", "trajectory_id", "global_batch_size"]])
+    rows = rows.merge(cells.runs[["run_id", "cell", "global_batch_size"]])
+    rows = rows.merge(members[["run_id", "trajectory"]])
     base = rows["cell"] == rows.groupby("global_batch_size")["cell"].transform("min")
-    keys = ["trajectory_id", "optimizer_step"]
+    keys = ["trajectory", "optimizer_step"]
     joined = rows[~base].merge(rows[base], on=keys, suffixes=("", "_reference"))
     joined["difference"] = joined["loss"] - joined["loss_reference"]
     differences, expected = (
@@ -115,15 +115,6 @@ def test_pairs_are_those_of_a_join(build, seed):
     )
     assert len(differences) == len(pairs) > 150
     assert differences == expected
-
-
-def test_a_step_that_a_run_did_twice_is_refused(build):
-    sweep = build()
-    sweep.run((1, 32, 1))
-    sweep.run((1, 8, 4))
-    tables = load(sweep.path)
-    with pytest.raises(AnalysisError, match="hold an optimizer step of one run twice"):
-        loss_differences(find_cells(tables.runs), pd.concat([tables.steps] * 2))
 
 
 def test_missing_losses_and_open_runs_stay_out(build):
@@ -165,6 +156,6 @@ def test_nothing_shared_gives_an_empty_table(build):
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
     assert compared(tables).empty
-    spread = seed_spread(cells, tables.steps)
+    _, spread = step_differences(members_of(cells), tables.steps)
     assert spread["n"].eq(1).all()
     assert all(math.isnan(sd) for sd in spread["sd"])

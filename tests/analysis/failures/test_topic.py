@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchscape.analysis import load
-from batchscape.analysis.failures.topic import ended_attempts, failures_by_cause, failures_section
+from batchscape.analysis.failures.topic import failures_section
 from batchscape.record.status import Attempt, RunStatus
 
 HANG = Attempt(0.0, 0, 60.0, "failed", "no rank made progress", "hang")
@@ -48,10 +48,9 @@ def test_runs_of_one_name_in_two_folders_are_two(build):
     for sweep in sweeps:
         note_attempts(sweep.run((1, 32, 1), status="failed", reason="hang"), HANG)
     tables = load(*(sweep.path for sweep in sweeps))
-    unfinished = ended_attempts(tables.runs, tables.attempts)
-    (row,) = failures_by_cause(unfinished).to_dict("records")
-    assert (row["n_runs"], row["run_ids"].count(";")) == (2, 1)
     section = failures_section(tables.runs, tables.attempts)
+    (row,) = section.tables[0].frame.to_dict("records")
+    assert (row["n_runs"], row["run_ids"].count(";")) == (2, 1)
     assert section.answer == [
         "Of 2 ended attempts, 2 did not finish, in 2 runs; 0 of these runs completed since."
     ]

@@ -78,7 +78,7 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
         pair=blocks_of(table, _PAIRED_BY),
         value=-logarithm(table["step_time_s"]),
     ).dropna(subset=["value"])
-    found = []
+    efficiencies = []
     for kind, held, within, cut_of in _KINDS:
         for contrast in contrasts_of(rows, "data_parallel_size", within, "pair"):
             n = len(contrast.values)
@@ -95,7 +95,7 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
                 TIMES.join(map(str, cut_of(devices, *contrast.place)))
                 for devices in (contrast.level, contrast.base)
             )
-            found.append(
+            efficiencies.append(
                 {
                     "kind": kind,
                     "held": held,
@@ -111,4 +111,8 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
                 }
             )
     keys = ["kind", "held", "reference", "devices"]
-    return pd.DataFrame(found).sort_values(keys, ignore_index=True) if found else pd.DataFrame()
+    return (
+        pd.DataFrame(efficiencies).sort_values(keys, ignore_index=True)
+        if efficiencies
+        else pd.DataFrame()
+    )

@@ -46,7 +46,7 @@ def cost_section(cells: Cells) -> Section | None:
     charts, headlines = list[Chart](), dict[str, Estimate]()
     for group, runs in table.groupby("group"):
         label, number = str(runs["group_label"].iloc[0]), int(str(group))
-        suffix, texts, named = f"_{number}" if label else "", list[str](), dict[str, Estimate]()
+        suffix, texts, of_group = f"_{number}" if label else "", list[str](), dict[str, Estimate]()
         with suppress(AnalysisError):
             is_cut = is_sharded(cells.runs[cells.runs["cell"].isin(runs["cell"])])
             memory = fit_memory(runs, is_sharded=is_cut)
@@ -55,7 +55,7 @@ def cost_section(cells: Cells) -> Section | None:
             limit = memory.phases[memory.limiting[-1]].estimates
             when = f"a device's memory ({MEMORY_PHASES[memory.limiting[-1]]})"
             texts.append(_parted(when, limit["fixed_gib"], limit["per_sample_gib"]))
-            named = {f"memory_{name}{suffix}": estimate for name, estimate in limit.items()}
+            of_group = {f"memory_{name}{suffix}": estimate for name, estimate in limit.items()}
             if number < _MAX_GROUPS and (chart := _memory_chart(memory, suffix, label)):
                 charts.append(chart)
         try:
@@ -70,11 +70,11 @@ def cost_section(cells: Cells) -> Section | None:
             if pd.notna(error):
                 off = f"is off by up to {error:.2g} %"
                 texts.append(f"A cell's step time, predicted from the other cells, {off}.")
-            named |= {f"step_{name}{suffix}": e for name, e in times.estimates.items()}
+            of_group |= {f"step_{name}{suffix}": e for name, e in times.estimates.items()}
             scaled.append(scaling_efficiency(runs).assign(group=label))
         if number < _MAX_GROUPS:
             answer += [f"{label}: {text}" if label else text for text in texts]
-        headlines |= {name: replace(estimate, group=label) for name, estimate in named.items()}
+        headlines |= {name: replace(estimate, group=label) for name, estimate in of_group.items()}
     if not terms:
         return None
     views = [_models(pd.DataFrame(terms))]

@@ -24,11 +24,11 @@ def observed_batches(cells: Cells) -> pd.DataFrame:
     table = runs[["cell", "run_id", "status", "reason"]].reset_index(drop=True)
     contradicted = pd.Series(False, table.index)
     for name, planned in OBSERVED.items():
-        seen = pd.to_numeric(column_of(runs, f"observed.{name}")).astype("Int64").array
-        table[f"planned_{name}"], table[f"observed_{name}"] = runs[planned].array, seen
+        observed = pd.to_numeric(column_of(runs, f"observed.{name}")).astype("Int64").array
+        table[f"planned_{name}"], table[f"observed_{name}"] = runs[planned].array, observed
         table[f"{name}_source"] = column_of(runs, f"observed.{name}_source").array
         differs = table[f"observed_{name}"].ne(table[f"planned_{name}"])
         contradicted |= differs.fillna(value=False).astype(bool)
-    known = table["observed_global_batch_size"].notna() | contradicted
-    table["agrees"] = (~contradicted).where(known).astype("boolean")
+    is_known = table["observed_global_batch_size"].notna() | contradicted
+    table["agrees"] = (~contradicted).where(is_known).astype("boolean")
     return table

@@ -28,9 +28,9 @@ def engines_of(cells: Cells) -> pd.Series[str]:
     first = cells.runs.drop_duplicates("cell").set_index("cell").reindex(cells.table.index)
     name = column_of(first, _ENGINE)
     label = name.mask(name.eq(PROGRAMS))
-    named = {_ENGINE, *shared_settings(cells)}
+    common_settings = {_ENGINE, *shared_settings(cells)}
     for setting in cells.key_settings:
-        if setting.startswith("engine.") and setting not in named:
+        if setting.startswith("engine.") and setting not in common_settings:
             value = cells.table[setting]
             text = ", " + setting_label(setting) + " " + value.astype(str)
             label = label + text.where(value.notna() & value.ne("null"), "")

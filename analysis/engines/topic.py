@@ -24,8 +24,8 @@ _TITLE = "Engines side by side"
 def engines_section(cells: Cells, tables: Tables) -> Section | None:
     """Show engines side by side; None where all runs have one engine and none is a program."""
     parts = [_engines(cells, tables), _programs(cells)]
-    found = [part for part in parts if part is not None]
-    return join_sections(_TITLE, found) if found else None
+    sections = [part for part in parts if part is not None]
+    return join_sections(_TITLE, sections) if sections else None
 
 
 def _engines(cells: Cells, tables: Tables) -> Section | None:

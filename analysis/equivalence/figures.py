@@ -88,7 +88,7 @@ def divergence_chart(
     labels = cells.labels()
     names = {str(family): labels[family] for family in sorted(rows["family"].unique())}
     rows, seeds = (table.astype({"family": str}) for table in (rows, seeds))
-    shown = set(rows["series"])
+    series = set(rows["series"])
     strokes = {_SEEDS: Look(GREY.colour, GREY.dark, "stroke")} if len(seeds) else {}
     return Chart(
         "divergence",
@@ -104,7 +104,9 @@ def divergence_chart(
             Marks("line", rows),
         ],
         {
-            **{n: replace(look, symbol="stroke") for n, look in looks(cells).items() if n in shown},
+            **{
+                n: replace(look, symbol="stroke") for n, look in looks(cells).items() if n in series
+            },
             **strokes,
             "margin": Look(INK.colour, INK.dark, "stroke", (4, 3)),
         },

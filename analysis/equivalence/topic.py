@@ -55,8 +55,8 @@ def equivalence_section(
 ) -> Section | None:
     """Judge whether decompositions train alike; None where no trajectory has two of them."""
     parts = [_losses(cells, tables, reaches), _gradients(cells)]
-    found = [part for part in parts if part is not None]
-    return join_sections(_TITLE, found) if found else None
+    sections = [part for part in parts if part is not None]
+    return join_sections(_TITLE, sections) if sections else None
 
 
 def _losses(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Section | None:

@@ -16,18 +16,18 @@ _SCALE = "gradient noise scale (samples)"
 
 
 def noise_scale_charts(
-    cells: Cells, known: pd.DataFrame, curves: pd.DataFrame, at_best: Collection[int]
+    cells: Cells, identified: pd.DataFrame, curves: pd.DataFrame, at_best: Collection[int]
 ) -> Iterator[Chart]:
     """Draw the noise scale of each cell, and its course; `at_best` cells are shown first."""
-    if len(known):
+    if len(identified):
         names = geometry_label(cells.table) + cell_names(cells).map(lambda n: f", {n}" if n else "")
-        rows = known[["global_batch_size", "estimate"]].assign(
-            estimate_low=known["low"],
-            estimate_high=known["high"],
-            cell=known.index,
-            of=names.loc[known.index],
+        rows = identified[["global_batch_size", "estimate"]].assign(
+            estimate_low=identified["low"],
+            estimate_high=identified["high"],
+            cell=identified.index,
+            of=names.loc[identified.index],
         )
-        batches = sorted(known["global_batch_size"].unique())
+        batches = sorted(identified["global_batch_size"].unique())
         equal = pd.DataFrame({"global_batch_size": batches, "estimate": batches})
         yield Chart(
             "noise_scale",
@@ -64,8 +64,8 @@ def noise_scale_charts(
     )
     options = {"best": "each global batch at its best learning rate"}
     options |= {f"s{number}": name for number, name in setting_names(cells, context).items()}
-    shown = {*rows["series"], *(name for names in rows["setting"] for name in names)}
-    options = {name: text for name, text in options.items() if name in shown}
+    names_shown = {*rows["series"], *(name for names in rows["setting"] for name in names)}
+    options = {name: text for name, text in options.items() if name in names_shown}
     choices = [Choice("setting", "Settings", options)] if context.nunique() > 1 else []
     yield Chart(
         "noise_scale_curve",
@@ -80,7 +80,7 @@ def noise_scale_charts(
             Marks("line", rows, line="cell"),
             Marks("point", rows),
         ],
-        {name: look for name, look in looks(cells).items() if name in shown},
+        {name: look for name, look in looks(cells).items() if name in names_shown},
         choices=choices,
         tables=["tables/noise_scale_curve.csv"],
     )

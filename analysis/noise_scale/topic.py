@@ -31,16 +31,18 @@ def noise_scale_section(
     if estimates.empty:
         return None
     table = cells.table[[*GEOMETRY, *cells.settings]].join(estimates, how="inner")
-    known = table[table["note"].isna() & table["estimate"].notna()]
+    identified = table[table["note"].isna() & table["estimate"].notna()]
     answer = (
         f"The gradient noise scale is not identified in any of {len(table)} cells: too few "
         "sampled steps to tell the gradient's mean from zero."
     )
-    if len(known):
-        ends = (f"{end:.3g}" for end in (known["estimate"].min(), known["estimate"].max()))
+    if len(identified):
+        ends = (
+            f"{end:.3g}" for end in (identified["estimate"].min(), identified["estimate"].max())
+        )
         answer = (
             f"The gradient noise scale is {' to '.join(dict.fromkeys(ends))} samples over the "
-            f"whole training, where it is identified ({len(known)} of {len(table)} cells); "
+            f"whole training, where it is identified ({len(identified)} of {len(table)} cells); "
             "intervals are in the table."
         )
     curves = noise_scale_curves(cells, steps)
@@ -48,7 +50,7 @@ def noise_scale_section(
         "Gradient noise scale",
         [answer],
         [_table(table, cells)],
-        list(noise_scale_charts(cells, known, curves, at_best)),
+        list(noise_scale_charts(cells, identified, curves, at_best)),
         headlines={} if cells.contexts else _headlines(table),
         chart_data={"noise_scale_curve": curves.join(cells.table[[*GEOMETRY]], on="cell")},
     )

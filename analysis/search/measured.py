@@ -40,8 +40,8 @@ def best_measured(studies: Sequence[Mapping[str, Any]], objective: str) -> pd.Da
     rows = []
     for study in studies:
         lines = {bracket["key"]: _line(study, bracket["key"]) for bracket in study["brackets"]}
-        found = [(lines[b["key"]][b["best"]], b) for b in study["brackets"]]
-        for point, bracket in found or [(point, {}) for point in study["points"]]:
+        bracketed_points = [(lines[b["key"]][b["best"]], b) for b in study["brackets"]]
+        for point, bracket in bracketed_points or [(point, {}) for point in study["points"]]:
             key, values = bracket.get("key"), _values(point)
             row = {
                 "study": study["study"],

@@ -53,8 +53,10 @@ _RESERVE = (
 def search_section(cells: Cells) -> Section | None:
     """Show the searches beside the sweeps of `cells`; no estimate is made of trials."""
     folders = [SweepFolder(Path(path)) for path in sorted({*cells.runs["sweep_dir"]})]
-    found = [(folder, read_trials(folder)) for folder in folders]
-    searches = [_Search(folder, trials) for folder, trials in found if trials is not None]
+    trials_by_folder = [(folder, read_trials(folder)) for folder in folders]
+    searches = [
+        _Search(folder, trials) for folder, trials in trials_by_folder if trials is not None
+    ]
     if not searches:
         return None
     if len(searches) == 1:

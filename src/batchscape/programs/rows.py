@@ -59,7 +59,12 @@ class RowWriter:
         begin = self._last_kept(log.steps)
         if self.waits is not None:
             self._add_waits(log, begin, self.waits)
-        steps = [self._step(row, begin) for row in log.steps]
+        steps = [
+            self._earlier_rows[row["optimizer_step"]]
+            if row["optimizer_step"] <= begin
+            else self._step(row, begin)
+            for row in log.steps
+        ]
         evals = [{**row, "attempt": self._attempt_of(row, begin)} for row in log.evals]
         for table, rows in (("steps", steps), ("evals", evals)):
             if rows != self._written[table]:
@@ -119,28 +124,20 @@ class RowWriter:
         return max(self._earlier_rows, default=0)
 
     def _step(self, row: Mapping[str, Any], last_kept: int) -> dict[str, Any]:
-        attempt = self._attempt_of(row, last_kept)
-        begin = last_kept if attempt == self._attempt else 0
         step = int(row["optimizer_step"])
-        if attempt != self._attempt:
-            before = self._earlier_rows[step]
-            taken_s = {name: before.get(name) for name in _SHARE_COLUMNS}
-            took_s = row.get("step_time_s", before.get("step_time_s"))
-        else:
-            shares = self._shares_by_step.get(step, (None, None))
-            took_s = row.get("step_time_s", self._step_times_seen_s.get(step))
-            taken_s = {
-                name: None if share is None or took_s is None else share * took_s
-                for name, share in zip(_SHARE_COLUMNS, shares, strict=True)
-            }
+        shares = self._shares_by_step.get(step, (None, None))
+        took_s = row.get("step_time_s", self._step_times_seen_s.get(step))
         return {
             **dict.fromkeys(_NULL_COLUMNS),
             **row,
             **({} if took_s is None else {"step_time_s": took_s}),
-            **taken_s,
-            "attempt": attempt,
+            **{
+                name: None if share is None or took_s is None else share * took_s
+                for name, share in zip(_SHARE_COLUMNS, shares, strict=True)
+            },
+            "attempt": self._attempt,
             "global_batch_size": self._global_batch_size,
-            "warmup": row["optimizer_step"] - begin <= self._warmup,
+            "warmup": row["optimizer_step"] - last_kept <= self._warmup,
         }
 
     def _attempt_of(self, row: Mapping[str, Any], last_kept: int) -> int:

@@ -1,9 +1,8 @@
 """Memory of a program's processes, by data-parallel rank.
 
 A launcher such as torchrun tells its workers their rank by the variable RANK, which they and
-their own children (loaders of data) have in their environment. The topmost process with a rank
-stands for it, with everything below. A program whose processes have no RANK is one rank, with all
-of its processes.
+their own children (loaders of data) have in their environment. A program whose processes have no
+RANK is one rank, with all of its processes.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -24,14 +24,14 @@ _LARGEST_SHARE = 0.01
 _LARGEST_GROWTH = 0.25
 """Longest time to the next look, by the time since the first."""
 _SHORTEST_S, _LONGEST_S = 0.25, 30.0
+_UNRANKED = -1
+"""Stands for the rank of processes without RANK in their environment."""
 
 
 @dataclass
 class RankMemory:
     """Memory of one data-parallel rank so far, in GiB; None: never seen."""
 
-    processes: int = 0
-    """Most processes at a time."""
     rss_gib: float | None = None
     """Resident at the last look, shared pages included."""
     uss_gib: float | None = None
@@ -53,7 +53,7 @@ class TreeMemory:
     ) -> None:
         self._guard_pid = guard_pid
         self._driver = driver
-        self._rank_of: dict[int, int | None] = {}
+        self._rank_of: dict[int, int] = {}
         self._marks: dict[int, dict[int, float]] = {}
         self._begin_s = time.monotonic()
         self._next_look_s = 0.0
@@ -82,11 +82,11 @@ class TreeMemory:
 
     def _look(self) -> None:
         by_rank: dict[int, list[psutil.Process]] = {}
-        ranks: set[int] = set()
-        for top in psutil.Process(self._guard_pid).children():
-            self._collect(top, None, by_rank, ranks)
+        for process in psutil.Process(self._guard_pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                by_rank.setdefault(self._rank(process), []).append(process)
         program_pids = {process.pid for processes in by_rank.values() for process in processes}
-        self._has_ranks |= bool(ranks)
+        self._has_ranks |= not by_rank.keys() <= {_UNRANKED}
         if self._has_ranks:
             # The process without a rank is the launcher of the others.
             by_rank.pop(_UNRANKED, None)
@@ -106,29 +106,12 @@ class TreeMemory:
             return any(parent.pid == self._guard_pid for parent in psutil.Process(pid).parents())
         return False
 
-    def _collect(
-        self,
-        process: psutil.Process,
-        rank: int | None,
-        by_rank: dict[int, list[psutil.Process]],
-        ranks: set[int],
-    ) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            process_rank = rank if rank is not None else self._rank(process)
-            if process_rank is not None:
-                ranks.add(process_rank)
-            by_rank.setdefault(_UNRANKED if process_rank is None else process_rank, []).append(
-                process
-            )
-            for child in process.children():
-                self._collect(child, process_rank, by_rank, ranks)
-
-    def _rank(self, process: psutil.Process) -> int | None:
-        if self._rank_of.get(process.pid) is None:
+    def _rank(self, process: psutil.Process) -> int:
+        if self._rank_of.get(process.pid, _UNRANKED) == _UNRANKED:
             # Without a rank it is asked again: a new process first has its parent's environment.
             environment = process.environ()
             rank, size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-            self._rank_of[process.pid] = int(rank) if rank.isdecimal() else None
+            self._rank_of[process.pid] = int(rank) if rank.isdecimal() else _UNRANKED
             if rank.isdecimal() and size.isdecimal():
                 self.world_size = max(int(size), self.world_size or 0)
         return self._rank_of[process.pid]
@@ -138,7 +121,6 @@ class TreeMemory:
     ) -> None:
         rss = uss = 0.0
         device = 0
-        process_count = 0
         marks = self._marks.setdefault(rank, {})
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -147,23 +129,17 @@ class TreeMemory:
                     continue  # it is ending, and its memory is already free
                 rss += memory.rss / GIB
                 uss += memory.uss / GIB
-                process_count += 1
                 marks[process.pid] = reported_memory(process.pid).get("VmHWM", memory.rss) / GIB
                 device += (device_bytes or {}).get(process.pid, 0)
-        if not process_count:
+        if not uss:
             return
-        memory_of_rank = self.ranks.setdefault(rank, RankMemory())
-        memory_of_rank.processes = max(memory_of_rank.processes, process_count)
-        memory_of_rank.rss_gib, memory_of_rank.uss_gib = rss, uss
-        memory_of_rank.peak_uss_gib = max(memory_of_rank.peak_uss_gib or 0.0, uss)
+        of_rank = self.ranks.setdefault(rank, RankMemory())
+        of_rank.rss_gib, of_rank.uss_gib = rss, uss
+        of_rank.peak_uss_gib = max(of_rank.peak_uss_gib or 0.0, uss)
         peak_rss_gib = sum(marks.get(process.pid, 0.0) for process in processes)
-        memory_of_rank.peak_rss_gib = max(memory_of_rank.peak_rss_gib or 0.0, peak_rss_gib)
+        of_rank.peak_rss_gib = max(of_rank.peak_rss_gib or 0.0, peak_rss_gib)
         if device:
-            memory_of_rank.device_gib = max(memory_of_rank.device_gib or 0.0, device / GIB)
-
-
-_UNRANKED = -1
-"""Stands for the rank of processes without RANK in their environment."""
+            of_rank.device_gib = max(of_rank.device_gib or 0.0, device / GIB)
 
 
 def driver_memory() -> Callable[[], Mapping[int, int]] | None:
@@ -176,13 +152,11 @@ def driver_memory() -> Callable[[], Mapping[int, int]] | None:
     if not uuids or any(handle_of(uuid) is None for uuid in uuids):
         return None
 
-    def ask() -> dict[int, int]:
-        bytes_by_process: dict[int, int] = {}
+    def ask() -> Counter[int]:
+        bytes_by_process: Counter[int] = Counter()
         for uuid in uuids:
             for process in processes_on(uuid) or ():
-                bytes_by_process[process.pid] = bytes_by_process.get(process.pid, 0) + (
-                    process.usedGpuMemory or 0
-                )
+                bytes_by_process[process.pid] += process.usedGpuMemory or 0
         return bytes_by_process
 
     return ask

@@ -176,9 +176,8 @@ def rank_rows(
     """
     is_cuda = launch["device_type"] == "cuda"
     devices = max(1, len(launch["devices"]))
-    rows = []
-    for number, (_, memory) in enumerate(sorted(ranks.items())):
-        row: dict[str, Any] = {
+    return [
+        {
             "rank": number,
             "attempt": launch["attempt"],
             "node": 0,
@@ -186,11 +185,11 @@ def rank_rows(
             "device": f"cuda:{number % devices}" if is_cuda else "cpu",
             "memory_method": "process tree (driver)" if is_cuda else RESIDENT,
             "peak_allocated_gib": None if is_cuda else memory.peak_uss_gib,
-            "device_used_gib": memory.device_gib,
+            "device_used_gib": memory.device_used_gib,
             "foreign_processes": foreign_processes,
             "rss_gib": memory.rss_gib,
             "uss_gib": memory.uss_gib,
             "peak_rss_gib": memory.peak_rss_gib,
         }
-        rows.append(row)
-    return rows
+        for number, (_, memory) in enumerate(sorted(ranks.items()))
+    ]

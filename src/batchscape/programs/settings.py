@@ -18,7 +18,6 @@ from batchscape.record.placeholders import (
     used_placeholders,
 )
 from batchscape.record.timing import LET_IT_LOG
-from batchscape.recorder import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from batchscape.text import list_text
 
 _FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
@@ -39,7 +38,6 @@ _OF_SWEPT = {
 }
 """Placeholders by any of which a setting or group reaches the program, for those that the script
 itself may fix unless they are swept."""
-_OF_BATCHSCAPE = (RUN_DIR_VARIABLE, ATTEMPT_VARIABLE)
 
 
 def without_unpassed(config: RunConfig) -> RunConfig:
@@ -112,10 +110,12 @@ def unlogged(command: Command) -> list[str]:
     """Return the columns that the metrics of a program lack, with what follows from it."""
     metrics = command.metrics
     if isinstance(metrics, TrainerStateMetrics):
-        argv = _options(command.argv)
-        times = argv.get("include_num_input_tokens_seen", "no").lower() not in {"no", "false"}
-        columns = {"eval_loss", *(["loss"] if argv.get("logging_steps") in {"1", "1.0"} else [])}
-        columns |= {"step_time_s"} if times and "loss" in columns else set()
+        options = " ".join(command.argv).replace("=", " ")
+        columns = {"eval_loss"}
+        if re.search(r"--logging_steps 1(?:\.0)?(?: |$)", options):
+            columns.add("loss")
+            if re.search(r"--include_num_input_tokens_seen(?! no| false)", options, re.IGNORECASE):
+                columns.add("step_time_s")
     elif isinstance(metrics, JsonlMetrics):
         columns = set(metrics.columns)
     elif isinstance(metrics, RegexMetrics):
@@ -138,19 +138,6 @@ def unlogged(command: Command) -> list[str]:
             "helps: a group or column eval_loss)"
         )
     return missing
-
-
-def _options(argv: Iterable[str]) -> dict[str, str]:
-    """Return the options of a command line, as argparse reads them; a flag alone is `true`."""
-    options: dict[str, str] = {}
-    last = None
-    for word in argv:
-        if word.startswith("--"):
-            last, _, value = word[2:].partition("=")
-            options[last] = value or "true"
-        elif last is not None:
-            options[last], last = word, None
-    return options
 
 
 def _check_config(config: RunConfig) -> None:
@@ -212,18 +199,10 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
                 "engine.argv or engine.environment"
             )
             raise ConfigError(msg)
-    _check_environment(command)
-    check_program(command)
-
-
-def _check_environment(command: Command) -> None:
-    for name in _OF_BATCHSCAPE:
-        if name in command.environment:
-            msg = f"engine.environment: {name} is batchscape's own; leave it out"
-            raise ConfigError(msg)
     if devices := command.environment.get("CUDA_VISIBLE_DEVICES"):
         msg = (
             f"engine.environment: CUDA_VISIBLE_DEVICES={devices} would put every run on the same "
             "devices; leave it out: each run is given devices of its own"
         )
         raise ConfigError(msg)
+    check_program(command)

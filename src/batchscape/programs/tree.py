@@ -41,7 +41,7 @@ class RankMemory:
     peak_rss_gib: float | None = None
     """Sum over its processes of the kernel's high-water marks; where there is none, the highest
     resident memory at any look."""
-    device_gib: float | None = None
+    device_used_gib: float | None = None
     """Highest memory on CUDA devices at any look, as the driver tells."""
 
 
@@ -139,7 +139,7 @@ class TreeMemory:
         peak_rss_gib = sum(marks.get(process.pid, 0.0) for process in processes)
         of_rank.peak_rss_gib = max(of_rank.peak_rss_gib or 0.0, peak_rss_gib)
         if device:
-            of_rank.device_gib = max(of_rank.device_gib or 0.0, device / GIB)
+            of_rank.device_used_gib = max(of_rank.device_used_gib or 0.0, device / GIB)
 
 
 def driver_memory() -> Callable[[], Mapping[int, int]] | None:

@@ -65,7 +65,6 @@ class ColumnReader(Reader):
         self._steps, self._evals = MetricRows(self.source), MetricRows(self.source)
         self._readings: dict[tuple[str, int], str] = {}
         self._columns: set[str] = set()
-        self._non_finite_counts: dict[str, int] = {}
 
     def _read(self, *, final: bool) -> Log:
         self._forget_all()
@@ -113,8 +112,6 @@ class ColumnReader(Reader):
                 msg = f"{where} has {', '.join(sorted(table_values))}, but no optimizer_step"
                 raise RecordError(msg)
             row = as_row(table_values, self._config.units, where)
-            for name in table_values.keys() - row.keys():
-                self._non_finite_counts[name] = self._non_finite_counts.get(name, 0) + 1
             if table == "steps":
                 row["optimizer_step"] += 1 - self._config.first_step
                 if self._steps.goes_back(row, line):
@@ -152,10 +149,6 @@ class ColumnReader(Reader):
             parts = geometry.data_parallel_size * geometry.gradient_accumulation_steps
             if why_missing := settle_loss(steps, parts):
                 sources["loss"] = why_missing
-        for name, count in self._non_finite_counts.items():
-            sources.setdefault(
-                name, f"missing in {count} rows: {self.source} has no finite number there"
-            )
         return Log(steps, evals, self._readings, [], sources)
 
 

@@ -188,7 +188,7 @@ def test_json_lines_of_several_kinds(tmp_path: Path) -> None:
         ([{"iter": 1, "ms": -1}], "step_time_s should be a time"),
         ([{"iter": 10**400, "ms": 1}], "should be a number"),
         ([{"iter": 0, "train/loss": 1}], "an optimizer step should be at least 1, got 0"),
-        ([{"train/loss": 1}], "line 1 has loss, but no optimizer_step"),
+        ([{"train/loss": 1}], "line 1: optimizer_step should be a number, got None"),
         (
             [
                 {"iter": 5, "train/loss": 1, "set": "train"},

@@ -141,12 +141,12 @@ def test_two_ranks_of_a_real_trainer(tmp_path: Path, train: Training) -> None:
         assert [row["tokens"] for row in log.steps] == [256, 512, 768, 1024]
         assert [row["optimizer_step"] for row in log.evals] == [2, 4]
         assert observed(log)["micro_batch_size"] == 4
-        assert observed(log)["global_batch_size"] == 16
         assert log.problems == []
         assert all(row["gradient_norm"] > 0 for row in log.steps)
     assert observed(recorded)["world_size"] == 2
     assert observed(recorded)["gradient_accumulation_steps"] == 2
     assert observed(state)["tokens_per_optimizer_step"] == 256
+    assert observed(state)["global_batch_size"] == 16
     assert [row["learning_rate"] for row in state.steps] == pytest.approx(
         [5e-5, 3.75e-5, 2.5e-5, 1.25e-5]
     )
@@ -365,7 +365,7 @@ def test_the_latest_checkpoint_is_read_where_there_is_no_last_state(tmp_path: Pa
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"log_history": [{"loss": 1.0}]}, r"log_history\[0\] has no step"),
+        ({"log_history": [{"loss": 1.0}]}, r"\[0\]: optimizer_step should be a number, got None"),
         ({"log_history": [{"step": 1, "loss": "x"}]}, "loss should be a number, got 'x'"),
         ({"global_step": "x"}, "is no state of a Trainer: global_step should be a number"),
     ],

@@ -355,7 +355,7 @@ def test_a_script_that_is_not_there_is_refused(settings, plan, tmp_path, monkeyp
     monkeypatch.setattr("shutil.which", lambda *_, **__: "/bin/true")
     factors = ["{micro_batch_size}"]
     cell = settings(engine__argv=[*argv, *factors], engine__cwd=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"no script tran\.py in .*, but there is train\.py"):
+    with pytest.raises(ConfigError, match=r"no script tran\.py in "):
         plan(cell)
 
 

@@ -85,12 +85,10 @@ def ending(code: int, log: Path, offset: int, *, is_trained: bool = False) -> En
         )
     if _is_out_of_memory(text, words):
         return Ending(Status.OOM, Cause.OUT_OF_MEMORY, reason)
-    if code >= 0:
-        # Shells and launchers report a signal of their child as 128 and its number.
-        cause = Cause.KILLED if code == 128 + signal.SIGKILL else Cause.EXCEPTION
-    else:
-        cause = Cause.KILLED if code == -signal.SIGKILL else Cause.SIGNAL
-    return Ending(Status.FAILED, cause, reason)
+    # Shells and launchers report a signal of their child as 128 and its number.
+    if code in {-signal.SIGKILL, 128 + signal.SIGKILL}:
+        return Ending(Status.FAILED, Cause.KILLED, reason)
+    return Ending(Status.FAILED, Cause.SIGNAL if code < 0 else Cause.EXCEPTION, reason)
 
 
 def _is_out_of_memory(text: str, words: str | None) -> bool:
@@ -109,25 +107,23 @@ def _is_out_of_memory(text: str, words: str | None) -> bool:
 def last_words(text: str) -> str | None:
     """Return the last error of a log, else its last line.
 
-    A launcher prints a summary after the errors of its workers; it is added only where there is no
-    error. Where torchrun's summary names the rank that failed first, the error of this rank is
-    returned: the other ranks fail because it is gone.
+    Where torchrun's summary names the rank that failed first, the error of this rank is returned:
+    the other ranks fail because it is gone.
     """
     root = _root_cause(text)
     program_lines = _program_lines(text)
     errors = list(_errors(program_lines))
-    if root is not None:
-        rank, code = root
-        by_rank = dict(errors)
-        error = by_rank.get(rank) or by_rank.get(None)
-        summary: str | None = _exit_text(f"rank {rank}", code)
-        if error is None and errors:
-            return f"{summary}; of another rank: {errors[-1][1]}"
-    else:
-        error = errors[-1][1] if errors else None
-        summary = next((li.strip() for li in text.splitlines()[::-1] if _is_summary(li)), None)
     lines = [line.strip() for line in program_lines if _HAS_WORDS.search(line)]
-    return error or "; then: ".join(filter(None, [*lines[-1:], summary])) or None
+    if root is None:
+        return next((error for _, error in reversed(errors)), None) or next(reversed(lines), None)
+    rank, code = root
+    by_rank = dict(errors)
+    if error := by_rank.get(rank) or by_rank.get(None):
+        return error
+    summary = _exit_text(f"rank {rank}", code)
+    if errors:
+        return f"{summary}; of another rank: {errors[-1][1]}"
+    return "; then: ".join([*lines[-1:], summary])
 
 
 def _is_summary(line: str) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -72,13 +71,6 @@ def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: in
     }
     where = Path(command.cwd).expanduser() if command.cwd else Path.cwd()
     return CommandLine([fill(text, texts) for text in command.argv], where, environment)
-
-
-def prepare_folder(folder: RunFolder, *, goes_on: bool) -> None:
-    """Give the program its folder, empty unless it goes on."""
-    if not goes_on:
-        shutil.rmtree(folder.program, ignore_errors=True)
-    folder.program.mkdir(parents=True, exist_ok=True)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from batchscape.config import Command
 from batchscape.config.template import fill, placeholders, to_text
 from batchscape.errors import ConfigError
 from batchscape.record.content import hash_of_files
-from batchscape.text import near_names
 
 _RUNS_SCRIPTS = re.compile(r"\{python\}|python[\d.]*|torchrun|accelerate|deepspeed")
 """Programs whose arguments name a script of this machine."""
@@ -23,9 +22,8 @@ def check_program(command: Command) -> None:
     script = _script(command)
     if script is not None and not _is_file(folder / script):
         msg = (
-            f"engine.argv: there is no script {script} in {folder.absolute()}"
-            f"{_nearest(folder / script)}; a path there is below engine.cwd, by default the "
-            "folder that batchscape is called in"
+            f"engine.argv: there is no script {script} in {folder.absolute()}; a path there is "
+            "below engine.cwd, by default the folder that batchscape is called in"
         )
         raise ConfigError(msg)
 
@@ -54,13 +52,6 @@ def _script(command: Command) -> str | None:
         return None
     words = (_fill_values(text, command) for text in command.argv[1:])
     return next((word for word in words if re.fullmatch(r"[^-{][^{]*\.py", word)), None)
-
-
-def _nearest(script: Path) -> str:
-    if not script.parent.is_dir():
-        return f" (nor a folder {script.parent.absolute()})"
-    names = sorted(path.name for path in script.parent.glob("*.py"))
-    return "".join(f", but there is {name}" for name in near_names(script.name, names))
 
 
 def command_source_hash(command: Command) -> str | None:

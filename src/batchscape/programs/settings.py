@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from batchscape.config import Command, Constant, Evaluation, RunConfig
@@ -162,7 +162,7 @@ def _check_config(config: RunConfig) -> None:
 
 
 def _check_engine(command: Command, swept: Collection[str], fixed: Collection[str]) -> None:
-    placeholders = used_placeholders(command)
+    placeholders = set(used_placeholders(command))
     reserved_names = sorted(set(command.values) & {*PLACEHOLDERS, *OF_THE_START})
     if reserved_names:
         msg = (
@@ -170,7 +170,7 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
             "name"
         )
         raise ConfigError(msg)
-    if unused_names := sorted(set(command.values) - set(placeholders)):
+    if unused_names := sorted(command.values.keys() - placeholders):
         msg = (
             f"engine.values.{unused_names[0]} is given, but {{{unused_names[0]}}} is nowhere in "
             "engine.argv or engine.environment"
@@ -178,24 +178,19 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
         raise ConfigError(msg)
     # A sequence length that is given and not swept only says how tokens are counted.
     for verb, keys in (("swept", swept), ("given", set(fixed) - {"data.sequence_length"})):
-        for key in sorted(keys):
-            setting = key.lstrip("+~")
-            if not is_passed(setting, placeholders):
-                placeholder = setting.rpartition(".")[2]
-                if placeholder not in PLACEHOLDERS:
-                    placeholder = setting if "." in setting else f"{setting}.NAME"
-                msg = (
-                    f"{setting} is {verb}, but the program is not told: {{{placeholder}}} is "
-                    "nowhere in engine.argv or engine.environment"
-                )
-                raise ConfigError(msg)
-    # The script may fix these settings itself, unless they are swept.
-    for key in sorted(name.lstrip("+~") for name in swept):
-        names = _OF_SWEPT.get(key) or _OF_SWEPT.get(key.partition(".")[0])
-        if names is not None and not set(names) & set(placeholders):
-            alternatives = list_text(f"{{{name}}}" for name in names)
+        for setting in sorted(key.lstrip("+~") for key in keys):
+            names: Sequence[str] = ()
+            if verb == "swept":
+                names = _OF_SWEPT.get(setting) or _OF_SWEPT.get(setting.partition(".")[0], ())
+            is_told = not names or not placeholders.isdisjoint(names)
+            if is_told and is_passed(setting, placeholders):
+                continue
+            placeholder = setting.rpartition(".")[2]
+            if placeholder not in PLACEHOLDERS:
+                placeholder = setting if "." in setting else f"{setting}.NAME"
+            alternatives = list_text(f"{{{name}}}" for name in names or [placeholder])
             msg = (
-                f"{key} is swept, but the program is not told: {alternatives} is nowhere in "
+                f"{setting} is {verb}, but the program is not told: {alternatives} is nowhere in "
                 "engine.argv or engine.environment"
             )
             raise ConfigError(msg)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ from batchscape.outgoing import redact
 from batchscape.programs.agreement import compare_batch, why_late, why_unfinished
 from batchscape.programs.endings import EXIT_ADVICE, Ending, ending
 from batchscape.programs.metrics import Log, open_reader
-from batchscape.programs.program import Program, ProgramEnd, command_line, prepare_folder
+from batchscape.programs.program import Program, ProgramEnd, command_line
 from batchscape.programs.rows import RowWriter, diverged_at, rank_rows
 from batchscape.programs.tree import TreeMemory, driver_memory
 from batchscape.record.causes import Cause, is_fault_of_the_machine
@@ -120,7 +121,9 @@ class Supervision:
     def run(self) -> Ending:
         """Start the program, wait for its end, record it; return how the run ended."""
         folder, spec, goes_on = self._folder, self._spec, self._goes_on
-        prepare_folder(folder, goes_on=goes_on)
+        if not goes_on:
+            shutil.rmtree(folder.program, ignore_errors=True)
+        folder.program.mkdir(parents=True, exist_ok=True)
         command = command_line(spec, self._command, folder, self._attempt)
         self._description = {
             "argv": command.argv,
@@ -290,10 +293,11 @@ class Supervision:
             return Ending(
                 Status.FAILED, cause, f"the program's metrics cannot be read: {read_error}"
             )
-        if shortfall is not None:
-            reason = "; ".join([shortfall, *notes])
-            failure = Ending(Status.FAILED, Cause.CONTRADICTION, reason)
-        return failure or Ending(Status.COMPLETED, None, "; ".join(notes) or None)
+        return Ending(
+            Status.COMPLETED if shortfall is None else Status.FAILED,
+            None if shortfall is None else Cause.CONTRADICTION,
+            "; ".join(filter(None, [shortfall, *notes])) or None,
+        )
 
 
 if __name__ == "__main__":

@@ -54,11 +54,9 @@ class ColumnReader(Reader):
         """The lowest optimizer step that was ever read."""
         self._earlier_text = b""
         """Of earlier starts: read before the program is started."""
-        self._forget_all()
-        with contextlib.suppress(RecordError):
-            self._read(final=False)
         with contextlib.suppress(RecordError):
             self._earlier_text = whole_lines(content_of(path)[begin:])
+            self._read(final=False)
 
     def _forget_all(self) -> None:
         """Forget all that was read."""
@@ -69,7 +67,8 @@ class ColumnReader(Reader):
     def _read(self, *, final: bool) -> Log:
         self._forget_all()
         content = content_of(self._path)[self._begin :]
-        text = content if final and self._ends_whole(content) else whole_lines(content)
+        # A number may be cut off in a last line without its end, but not in a whole object.
+        text = content if final and content.endswith(b"}") else whole_lines(content)
         if self._earlier_text and text.startswith(self._earlier_text):
             for line in lines_of(self._earlier_text):
                 self._take(line)
@@ -80,10 +79,6 @@ class ColumnReader(Reader):
         if final:
             self._check_end()
         return self._log()
-
-    def _ends_whole(self, content: bytes) -> bool:  # noqa: ARG002  (a number may be cut off)
-        """Return whether a last line without its end is complete."""
-        return False
 
     def _starts_again(self) -> None:
         """Note that the following lines are of another start of the program."""
@@ -107,10 +102,9 @@ class ColumnReader(Reader):
                 self._readings.setdefault((name, count), self.source)
         for table in tables:
             columns = STEP_COLUMNS if table == "steps" else EVALUATION_COLUMNS
-            table_values = {name: values[name] for name in columns if name in values}
-            if "optimizer_step" not in table_values:
-                msg = f"{where} has {', '.join(sorted(table_values))}, but no optimizer_step"
-                raise RecordError(msg)
+            # A line without its step is refused.
+            table_values = {"optimizer_step": values.get("optimizer_step")}
+            table_values |= {name: values[name] for name in columns if name in values}
             row = as_row(table_values, self._config.units, where)
             if table == "steps":
                 row["optimizer_step"] += 1 - self._config.first_step
@@ -185,12 +179,10 @@ class JsonlReader(ColumnReader):
             if entry.get(key) is not None
         }
         measured_columns = values.keys() - {"optimizer_step", *GEOMETRY_NAMES}
-        tables = []
+        tables = ["evals"] if measured_columns & _EVALUATION_ONLY else []
         # Counts and times belong to the step, unless the line is about an evaluation alone.
-        if measured_columns & _TRAINING_ONLY or not measured_columns & _EVALUATION_ONLY:
-            tables += ["steps"] if measured_columns else []
-        if measured_columns & _EVALUATION_ONLY:
-            tables += ["evals"]
+        if measured_columns & _TRAINING_ONLY or (measured_columns and not tables):
+            tables.insert(0, "steps")
         self._add(values, where, line, *tables)
 
     def _check_end(self) -> None:
@@ -209,12 +201,9 @@ class JsonlReader(ColumnReader):
             )
             raise RecordError(msg)
 
-    def _ends_whole(self, content: bytes) -> bool:
-        """Whether the last line is a whole object: a part of one is no JSON."""
-        try:
-            return isinstance(json.loads(content[content.rfind(b"\n") + 1 :]), dict)
-        except ValueError:
-            return False
+
+_PATTERNS = {"geometry_pattern": (), "pattern": ("steps",), "evaluation_pattern": ("evals",)}
+"""Settings, and the tables that their matches are rows of."""
 
 
 class RegexReader(ColumnReader):
@@ -227,7 +216,7 @@ class RegexReader(ColumnReader):
         self._matched_settings: set[str] = set()
         self._patterns = {
             setting: re.compile(text)
-            for setting in ("geometry_pattern", "pattern", "evaluation_pattern")
+            for setting in _PATTERNS
             if (text := getattr(self._config, setting)) is not None
         }
 
@@ -241,14 +230,9 @@ class RegexReader(ColumnReader):
                 values: dict[str, object] = {
                     name: text for name, text in match.groupdict().items() if text is not None
                 }
-                if setting == "geometry_pattern":
-                    self._add(values, where, line)
-                elif setting == "pattern":
-                    self._add(values, where, line, "steps")
-                else:
-                    if "optimizer_step" not in values:
-                        values["optimizer_step"] = self._steps.last_of_all(where)
-                    self._add(values, where, line, "evals")
+                if setting == "evaluation_pattern" and "optimizer_step" not in values:
+                    values["optimizer_step"] = self._steps.last_of_all(where)
+                self._add(values, where, line, *_PATTERNS[setting])
 
     def _check_end(self) -> None:
         for setting in self._patterns.keys() - self._matched_settings:

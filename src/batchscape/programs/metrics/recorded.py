@@ -93,10 +93,9 @@ class RecorderReader(Reader):
         for path, rank in latest_ranks.items():
             log.problems.extend(f"{path.stem}: {problem}" for problem in rank.problems)
             if len(rank.begins) > 1:
-                pids = ", ".join(str(begin.get("pid")) for begin in rank.begins)
                 log.problems.append(
-                    f"{len(rank.begins)} recorders are {path.stem} (processes {pids}): every "
-                    f"process trains for itself, or a script made two recorders"
+                    f"{len(rank.begins)} recorders are {path.stem}: every process trains for "
+                    "itself, or a script made two recorders"
                 )
             for begin in rank.begins:
                 for name in GEOMETRY_NAMES:

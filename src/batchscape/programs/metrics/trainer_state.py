@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.log import Log, MetricRows, Reader, Row, settle_loss
@@ -42,16 +40,6 @@ class TrainerStateReader(Reader):
     ) -> None:
         super().__init__(path, geometry, sequence_length)
         self._eval_loss = eval_loss
-
-    @override
-    def read(self, *, final: bool = False) -> Log:
-        """Return what the last saved state holds."""
-        log = super().read(final=final)
-        if log.steps and self._sequence_length is None:
-            for row in log.steps:
-                row.pop("tokens", None)
-            log.sources["tokens"] = "missing: the Trainer counts inputs, padding perhaps included"
-        return log
 
     def _read(self, *, final: bool) -> Log:
         states = self._states(final=final)
@@ -104,6 +92,10 @@ class TrainerStateReader(Reader):
         if state["global_step"] > (steps[-1]["optimizer_step"] if steps else 0):
             steps.append({"optimizer_step": state["global_step"]})
         _time_steps(steps, evals, state)
+        if self._sequence_length is None:
+            for row in steps:
+                row.pop("tokens", None)
+            sources["tokens"] = "missing: the Trainer counts inputs, padding perhaps included"
         return Log(steps, evals, _readings(state, history, path), [], sources)
 
     def _held_out(self, history: list[dict[str, Any]], path: Path, sources: dict[str, str]) -> str:
@@ -184,11 +176,8 @@ def _row(
 ) -> Row | None:
     if marker not in entry:
         return None
-    if "step" not in entry:
-        msg = f"{where} has no step"
-        raise RecordError(msg)
     values = {column: entry[key] for key, column in columns.items() if entry.get(key) is not None}
-    return as_row({"optimizer_step": entry["step"], **values}, {}, where)
+    return as_row({"optimizer_step": entry.get("step"), **values}, {}, where)
 
 
 def _evaluated_s(entry: Mapping[str, Any]) -> float:
@@ -219,18 +208,12 @@ def _time_steps(rows: list[Row], evals: list[Row], state: Mapping[str, Any]) -> 
     evaluated_steps = {row["optimizer_step"] for row in evals}
     previous: Row = {"optimizer_step": 0, "train_time_s": 0.0}
     for row in rows:
-        last_step = int(previous["optimizer_step"])
+        last_step, step = int(previous["optimizer_step"]), int(row["optimizer_step"])
         # The time includes a checkpoint that was saved since the last step, and no log says so.
-        step_before = int(row["optimizer_step"]) - 1
-        if save_every and step_before // save_every > max(last_step - 1, 0) // save_every:
+        is_saved = save_every and (step - 1) // save_every > max(last_step - 1, 0) // save_every
+        if is_saved or "train_time_s" not in previous:
             row.pop("train_time_s", None)
-        if "train_time_s" not in previous:
-            row.pop("train_time_s", None)
-        elif (
-            "train_time_s" in row
-            and row["optimizer_step"] == last_step + 1
-            and last_step not in evaluated_steps
-        ):
+        elif "train_time_s" in row and step == last_step + 1 and last_step not in evaluated_steps:
             row["step_time_s"] = max(row["train_time_s"] - previous["train_time_s"], 0.0)
         previous = row
 

@@ -185,7 +185,6 @@ def test_json_lines_of_several_kinds(tmp_path: Path) -> None:
         ([{"iter": 1, "train/loss": "3.2,"}], "loss should be a number, got '3.2,'"),
         ([{"iter": 1, "train/loss": [1]}], "loss should be a number"),
         ([{"iter": 1, "train/loss": True}], "loss should be a number"),
-        ([{"iter": 1, "ms": -1}], "step_time_s should be a time"),
         ([{"iter": 10**400, "ms": 1}], "should be a number"),
         ([{"iter": 0, "train/loss": 1}], "an optimizer step should be at least 1, got 0"),
         ([{"train/loss": 1}], "line 1: optimizer_step should be a number, got None"),
@@ -302,15 +301,6 @@ def test_the_last_step_once_more_is_that_of_the_next_start(tmp_path: Path) -> No
         opened(JSONL, tmp_path).read()
 
 
-@pytest.mark.parametrize("words", [("eta 1h2m", "eta 52m"), ("1.2k", "999"), ("[node-a]", "[n7]")])
-def test_a_restart_may_print_other_words_beside_the_numbers(tmp_path: Path, words: Any) -> None:
-    lines = [f"{words[0]} step {k} loss {10 - k} {words[0]}\n" for k in (1, 2, 3)]
-    lines += [f"{words[1]} step {k} loss {20 - k} {words[1]}\n" for k in (2, 3, 4)]
-    (tmp_path / "log.txt").write_text("".join(lines))
-    log = opened(STEP, tmp_path, 1, 4, 1).read(final=True)
-    assert losses(log) == {1: 9.0, 2: 18.0, 3: 17.0, 4: 16.0}
-
-
 def test_what_another_rank_prints_once_more_costs_no_evaluation(tmp_path: Path) -> None:
     """Both ranks print the mean over both, one after the other; rank 0 alone evaluates."""
     config = STEP | {"evaluation_pattern": r"eval (?P<optimizer_step>\d+): (?P<eval_loss>\S+)"}
@@ -393,10 +383,12 @@ def test_a_log_whose_first_steps_are_written_over_is_refused(tmp_path: Path, goe
         reader.read()
 
 
-def test_one_time_that_is_no_number_is_missing(tmp_path: Path) -> None:
-    entries = [{"iter": k, "train/loss": 1.0, "ms": ms} for k, ms in ((1, math.nan), (2, 500))]
+def test_what_can_be_no_time_is_missing(tmp_path: Path) -> None:
+    entries = [
+        {"iter": k, "train/loss": 1.0, "ms": ms} for k, ms in ((1, math.nan), (2, 500), (3, -1))
+    ]
     log = read_lines(tmp_path, entries)
-    assert [row.get("step_time_s") for row in log.steps] == [None, 0.5]
+    assert [row.get("step_time_s") for row in log.steps] == [None, 0.5, None]
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 40)), max_size=6))

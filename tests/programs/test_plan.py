@@ -95,9 +95,9 @@ def test_values_of_placeholders(settings, plan):
         ({"engine__values": {"a-b": 1}}, "cannot be a placeholder"),
         (
             {"engine__argv": ["no-such-program"]},
-            "no program no-such-program that may be executed on the PATH",
+            "no-such-program is no program that may be executed",
         ),
-        ({"engine__argv": ["./train.sh"]}, "no program ./train.sh that may be executed in"),
+        ({"engine__argv": ["./train.sh"]}, "./train.sh is no program that may be executed"),
         ({"engine__cwd": "/nowhere"}, "no such folder"),
         ({"engine__files": ["nothing.py"]}, "no file or folder nothing.py"),
         ({"data__files": ["nothing.bin"]}, "no file or folder nothing.bin"),

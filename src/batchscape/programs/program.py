@@ -136,11 +136,8 @@ class Program:
 
     def close(self) -> None:
         """Kill whatever is left, and wait for its end."""
-        for pipe in (self._guard.stdin, self._guard.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        self._guard.wait()
+        with contextlib.suppress(OSError):
+            self._guard.communicate()
 
     def _tell(self, letter: bytes) -> None:
         if self._guard.stdin is not None:

@@ -65,7 +65,13 @@ class RowWriter:
             else self._step(row, begin)
             for row in log.steps
         ]
-        evals = [{**row, "attempt": self._attempt_of(row, begin)} for row in log.evals]
+        attempts = {
+            step: row["attempt"] for step, row in self._earlier_rows.items() if step <= begin
+        }
+        evals = [
+            {**row, "attempt": attempts.get(row["optimizer_step"], self._attempt)}
+            for row in log.evals
+        ]
         for table, rows in (("steps", steps), ("evals", evals)):
             if rows != self._written[table]:
                 write_atomically(self._folder.lines(table), json_lines(rows))
@@ -139,12 +145,6 @@ class RowWriter:
             "global_batch_size": self._global_batch_size,
             "warmup": row["optimizer_step"] - last_kept <= self._warmup,
         }
-
-    def _attempt_of(self, row: Mapping[str, Any], last_kept: int) -> int:
-        step = int(row["optimizer_step"])
-        if step > last_kept or step not in self._earlier_rows:
-            return self._attempt
-        return int(self._earlier_rows[step]["attempt"])
 
 
 def diverged_at(log: Log) -> str | None:

@@ -37,10 +37,10 @@ def _check_first_word(command: Command, folder: Path) -> None:
         shutil.which(str(folder / program)) if "/" in program else shutil.which(program, path=path)
     )
     if executable is None:
-        where = f"in {folder.absolute()}" if "/" in program else "on the PATH"
         msg = (
-            f"engine.argv: no program {program} that may be executed {where}; give its path, make "
-            "it executable (chmod +x), or start a Python script with {python}"
+            f"engine.argv: {program} is no program that may be executed, in {folder.absolute()} "
+            "or on the PATH; give its path, make it executable (chmod +x), or start a Python "
+            "script with {python}"
         )
         raise ConfigError(msg)
 

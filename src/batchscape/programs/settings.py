@@ -63,7 +63,7 @@ def check_commands(
     for config in configs:
         if not isinstance(config.engine, Command):
             continue
-        _check_config(config)
+        _check_config(config, config.engine)
         if (text := repr(config.engine)) not in checked_engines:
             checked_engines.add(text)
             _check_engine(config.engine, swept, fixed)
@@ -123,24 +123,24 @@ def unlogged(command: Command) -> list[str]:
         columns = {name for text in texts for name in re.compile(text).groupindex}
     else:
         return []
-    missing = []
-    if not columns & {"step_time_s", "train_time_s"}:
-        missing.append(
+    loss_helps = (
+        "--logging_steps=1" if metrics.kind == "trainer_state" else "a group or column loss"
+    )
+    consequences = {
+        ("step_time_s", "train_time_s"): (
             "the time of an optimizer step, so that no run has a step time, throughput or time to "
             f"a target that counts (what helps: {LET_IT_LOG})"
-        )
-    if "loss" not in columns:
-        helps = "--logging_steps=1" if metrics.kind == "trainer_state" else "a group or column loss"
-        missing.append(f"the loss of each optimizer step (what helps: {helps})")
-    if "eval_loss" not in columns:
-        missing.append(
+        ),
+        ("loss",): f"the loss of each optimizer step (what helps: {loss_helps})",
+        ("eval_loss",): (
             "a held-out loss, so that there are no steps to a target and no recommendation (what "
             "helps: a group or column eval_loss)"
-        )
-    return missing
+        ),
+    }
+    return [text for names, text in consequences.items() if columns.isdisjoint(names)]
 
 
-def _check_config(config: RunConfig) -> None:
+def _check_config(config: RunConfig, command: Command) -> None:
     if config.batch.ramp:
         msg = "batch.ramp: a program has one global batch from begin to end; leave the ramp out"
         raise ConfigError(msg)
@@ -150,10 +150,8 @@ def _check_config(config: RunConfig) -> None:
             "target; leave it null, targets are found in its losses afterwards"
         )
         raise ConfigError(msg)
-    placeholders = used_placeholders(config.engine) if isinstance(config.engine, Command) else []
-    if config.scaling.reference_global_batch_size is not None and not is_passed(
-        "scaling", placeholders
-    ):
+    is_scaled = config.scaling.reference_global_batch_size is not None
+    if is_scaled and not is_passed("scaling", used_placeholders(command)):
         msg = (
             "scaling: the rule is given, but what it scales does not reach the program; put "
             "{learning_rate} into engine.argv, or scaling=none"

@@ -54,6 +54,7 @@ class TreeMemory:
         self._guard_pid = guard_pid
         self._driver = driver
         self._rank_of: dict[int, int] = {}
+        """By every process of the program that was ever seen."""
         self._marks: dict[int, dict[int, float]] = {}
         self._begin_s = time.monotonic()
         self._next_look_s = 0.0
@@ -81,30 +82,22 @@ class TreeMemory:
         self._next_look_s = now + max(min(pause, longest), _SHORTEST_S)
 
     def _look(self) -> None:
+        # Asked first, so that a process that begins meanwhile is known as the program's.
+        device_bytes = self._driver() if self._driver is not None else {}
         by_rank: dict[int, list[psutil.Process]] = {}
         for process in psutil.Process(self._guard_pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 by_rank.setdefault(self._rank(process), []).append(process)
-        program_pids = {process.pid for processes in by_rank.values() for process in processes}
         self._has_ranks |= not by_rank.keys() <= {_UNRANKED}
         if self._has_ranks:
             # The process without a rank is the launcher of the others.
             by_rank.pop(_UNRANKED, None)
             self.ranks.pop(_UNRANKED, None)
-        device_bytes = self._driver() if self._driver is not None else None
-        if device_bytes is not None and not program_pids.isdisjoint(device_bytes):
-            foreign_count = sum(
-                not self._is_of_program(pid) for pid in set(device_bytes) - program_pids
-            )
+        if device_bytes.keys() & self._rank_of.keys():
+            foreign_count = len(device_bytes.keys() - self._rank_of.keys())
             self.foreign_processes = max(foreign_count, self.foreign_processes or 0)
         for rank, processes in by_rank.items():
             self._add(rank, processes, device_bytes)
-
-    def _is_of_program(self, pid: int) -> bool:
-        """Whether a process is a new one of the program."""
-        with contextlib.suppress(psutil.Error):
-            return any(parent.pid == self._guard_pid for parent in psutil.Process(pid).parents())
-        return False
 
     def _rank(self, process: psutil.Process) -> int:
         if self._rank_of.get(process.pid, _UNRANKED) == _UNRANKED:
@@ -117,7 +110,7 @@ class TreeMemory:
         return self._rank_of[process.pid]
 
     def _add(
-        self, rank: int, processes: list[psutil.Process], device_bytes: Mapping[int, int] | None
+        self, rank: int, processes: list[psutil.Process], device_bytes: Mapping[int, int]
     ) -> None:
         rss = uss = 0.0
         device = 0
@@ -130,7 +123,7 @@ class TreeMemory:
                 rss += memory.rss / GIB
                 uss += memory.uss / GIB
                 marks[process.pid] = reported_memory(process.pid).get("VmHWM", memory.rss) / GIB
-                device += (device_bytes or {}).get(process.pid, 0)
+                device += device_bytes.get(process.pid, 0)
         if not uss:
             return
         of_rank = self.ranks.setdefault(rank, RankMemory())

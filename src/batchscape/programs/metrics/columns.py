@@ -166,13 +166,10 @@ class JsonlReader(ColumnReader):
         where = f"{self._path}, line {self._count}"
         try:
             entry = json.loads(line)
-        except ValueError as error:
-            msg = f"{where} is no JSON ({error}): {line[:60]!r}"
-            raise RecordError(msg) from None
-        if not isinstance(entry, dict):
+            self._keys |= entry.keys()
+        except (ValueError, AttributeError):
             msg = f"{where} is no JSON object: {line[:60]!r}"
-            raise RecordError(msg)
-        self._keys |= entry.keys()
+            raise RecordError(msg) from None
         values = {
             name: entry[key]
             for name, key in self._config.columns.items()
@@ -202,7 +199,11 @@ class JsonlReader(ColumnReader):
             raise RecordError(msg)
 
 
-_PATTERNS = {"geometry_pattern": (), "pattern": ("steps",), "evaluation_pattern": ("evals",)}
+_PATTERNS: dict[str, tuple[str, ...]] = {
+    "geometry_pattern": (),
+    "pattern": ("steps",),
+    "evaluation_pattern": ("evals",),
+}
 """Settings, and the tables that their matches are rows of."""
 
 

@@ -143,8 +143,7 @@ class MetricRows:
             self._refuse_other_numbers(row, line)
         self._expected_steps |= {later for later in self._rows if later > step}
         self.cut(step)
-        begin = step if self.continued_from is None else min(step, self.continued_from)
-        self.continued_from = begin if self._rows else None
+        self.continued_from = min(step, self.continued_from or step) if self._rows else None
         return True
 
     def cut(self, step: int) -> None:

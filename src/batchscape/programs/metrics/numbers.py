@@ -66,23 +66,19 @@ def as_row(
 ) -> dict[str, int | float]:
     """Return the values of columns as numbers of the columns' units.
 
-    A time that is nan or infinite is left out.
+    A time that is nan, infinite or negative is left out.
     """
     row: dict[str, int | float] = {}
     for name, value in values.items():
         place = f"{where}: {name}"
         if name in _COUNTS:
             row[name] = as_count(value, place)
-            continue
-        number = as_float(value, place)
-        if name.endswith("_s"):
-            number *= _SECONDS[units.get(name, "s")]
-            if number < 0:
-                msg = f"{place} should be a time, got {_short(value)}"
-                raise RecordError(msg)
-            if not math.isfinite(number):
-                continue
-        row[name] = number
+        elif not name.endswith("_s"):
+            row[name] = as_float(value, place)
+        else:
+            seconds = as_float(value, place) * _SECONDS[units.get(name, "s")]
+            if 0 <= seconds < math.inf:
+                row[name] = seconds
     return row
 
 

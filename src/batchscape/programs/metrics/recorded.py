@@ -102,11 +102,8 @@ class RecorderReader(Reader):
                     if name in begin:
                         reading = name, begin[name]
                         log.readings.setdefault(reading, "the recorder, as the script says")
-        world_size = self._geometry.data_parallel_size
-        if len(latest_ranks) > world_size:
-            log.problems.append(
-                f"{len(latest_ranks)} ranks made a recorder, instead of {world_size}"
-            )
+        if len(latest_ranks) > (planned := self._geometry.data_parallel_size):
+            log.problems.append(f"{len(latest_ranks)} ranks made a recorder, instead of {planned}")
         if self._windows:
             log.sources["loss"] = (
                 f"missing where it is a mean over {sorted(self._windows)} optimizer steps; log "

@@ -47,7 +47,7 @@ def compare_batch(
         name: (value, source) for (name, value), source in readings.items() if counts[name] == 1
     }
     if not problems:
-        if planned.keys() & observed.keys() >= {"tokens_per_optimizer_step"}:
+        if length is not None and "tokens_per_optimizer_step" in observed:
             observed.setdefault("global_batch_size", (batch, "tokens / sequence length"))
         unknown = [name for name in factors if name not in observed]
         if len(unknown) == 1:

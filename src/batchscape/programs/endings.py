@@ -115,7 +115,8 @@ def last_words(text: str) -> str | None:
     errors = list(_errors(program_lines))
     lines = [line.strip() for line in program_lines if _HAS_WORDS.search(line)]
     if root is None:
-        return next((error for _, error in reversed(errors)), None) or next(reversed(lines), None)
+        texts = lines + [error for _, error in errors]
+        return texts[-1] if texts else None
     rank, code = root
     by_rank = dict(errors)
     if error := by_rank.get(rank) or by_rank.get(None):

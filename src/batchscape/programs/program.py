@@ -69,7 +69,7 @@ def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: in
         RUN_DIR_VARIABLE: str(folder.program.absolute()),
         ATTEMPT_VARIABLE: str(attempt),
     }
-    where = Path(command.cwd).expanduser() if command.cwd else Path.cwd()
+    where = Path(command.cwd or ".").expanduser()
     return CommandLine([fill(text, texts) for text in command.argv], where, environment)
 
 

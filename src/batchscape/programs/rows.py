@@ -77,10 +77,6 @@ class RowWriter:
                 write_atomically(self._folder.lines(table), json_lines(rows))
                 self._written[table] = rows
 
-    def clear(self) -> None:
-        """Remove all rows: they are of another batch than their columns say."""
-        self.write(Log())
-
     def _add_waits(self, log: Log, last_kept: int, waits: TreeWaits) -> None:
         """Note, for new steps, the share of time spent waiting for a core, and the cores used.
 
@@ -124,7 +120,7 @@ class RowWriter:
             if before is None:
                 return last
             # Compared as they are written, because NaN does not equal itself.
-            if json.dumps({name: before.get(name) for name in row}) != json.dumps(dict(row)):
+            if json.dumps({name: before.get(name) for name in row}) != json.dumps(row):
                 return last
             last = int(row["optimizer_step"])
         return max(self._earlier_rows, default=0)

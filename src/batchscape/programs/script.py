@@ -33,10 +33,7 @@ def _check_first_word(command: Command, folder: Path) -> None:
     if placeholders(command.argv[0]) and program == command.argv[0]:
         return
     path = command.environment.get("PATH")
-    executable = (
-        shutil.which(str(folder / program)) if "/" in program else shutil.which(program, path=path)
-    )
-    if executable is None:
+    if shutil.which(str(folder / program) if "/" in program else program, path=path) is None:
         msg = (
             f"engine.argv: {program} is no program that may be executed, in {folder.absolute()} "
             "or on the PATH; give its path, make it executable (chmod +x), or start a Python "

@@ -119,7 +119,7 @@ def unlogged(command: Command) -> list[str]:
     elif isinstance(metrics, JsonlMetrics):
         columns = set(metrics.columns)
     elif isinstance(metrics, RegexMetrics):
-        texts = [text for text in (metrics.pattern, metrics.evaluation_pattern) if text is not None]
+        texts = metrics.pattern, metrics.evaluation_pattern or ""
         columns = {name for text in texts for name in re.compile(text).groupindex}
     else:
         return []

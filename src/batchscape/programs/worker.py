@@ -93,8 +93,7 @@ class Supervision:
         self._spec = spec = RunSpec.read(folder.config)
         self._launch = read_json(folder.launch)
         if not isinstance(spec.config.engine, Command):
-            msg = f"{spec.run_id} has no command, but engine={spec.config.engine.name}"
-            raise AssertionError(msg)
+            raise AssertionError(spec.config.engine)
         self._command = spec.config.engine
         self._attempt: int = self._launch["attempt"]
         self._log_offset = folder.log.stat().st_size if folder.log.exists() else 0
@@ -249,7 +248,8 @@ class Supervision:
         )
         verdict = self._judge(program_end, read_error, batch_problems)
         if batch_problems:
-            self._rows.clear()
+            # They are of another batch than their columns say.
+            self._rows.write(Log())
         if verdict.status is Status.OOM and memory.foreign_processes:
             reason = (
                 f"{verdict.reason}; processes of others held memory of its devices, so that it "

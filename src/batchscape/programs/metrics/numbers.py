@@ -46,7 +46,7 @@ def as_float(value: object, where: str) -> float:
             return float(value)
         except (ValueError, OverflowError):
             pass
-    msg = f"{where} should be a number, got {_short(value)}"
+    msg = f"{where} should be a number, got {value!r:.60}"
     raise RecordError(msg)
 
 
@@ -56,7 +56,7 @@ def as_count(value: object, where: str) -> int:
     number = as_float(str(value).replace(",", "") if has_thousands else value, where)
     # A float above 2**53 no longer tells neighbours apart.
     if not number.is_integer() or not 0 <= number <= 2**53:
-        msg = f"{where} should be a whole number from 0 on, got {_short(value)}"
+        msg = f"{where} should be a whole number from 0 on, got {value!r:.60}"
         raise RecordError(msg)
     return int(number)
 
@@ -80,8 +80,3 @@ def as_row(
             if 0 <= seconds < math.inf:
                 row[name] = seconds
     return row
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

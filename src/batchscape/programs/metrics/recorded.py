@@ -64,8 +64,8 @@ class RecorderReader(Reader):
             rank.problems.append(event["message"])
         elif kind == "step":
             row = self._row(rank, event, STEP_COLUMNS)
-            if (window := event.get("loss_window", 1)) != 1:
-                self._windows.add(window)
+            if "loss_window" in event:
+                self._windows.add(event["loss_window"])
                 # A mean over several steps is the loss of no step; but if it is not finite, one
                 # of their losses is not.
                 if math.isfinite(row.get("loss", 0.0)):

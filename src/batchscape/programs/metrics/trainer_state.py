@@ -232,5 +232,4 @@ def _samples_a_step(entry: Mapping[str, Any]) -> int | None:
 def _processes(state: Path) -> int:
     """Count the processes that saved a checkpoint."""
     folders = (state.parent, *sorted(state.parent.glob("checkpoint-*")))
-    counts = (len(list(folder.glob("rng_state*.pth"))) for folder in folders)
-    return next(filter(None, counts), 0)
+    return next(filter(None, (len(list(at.glob("rng_state*.pth"))) for at in folders)), 0)

@@ -16,14 +16,14 @@ PLACES = ("src/batchscape", "src/hydra_plugins", "analysis", "benchmarks", "exam
 PUBLIC = Path("analysis/public.py")
 ALLOWED = {
     "fields of rows and records, which are written as a whole": """
-        allocated_after_model_gib attention_kernel core_wait_s device_used_gib
+        allocated_after_model_gib attention_kernel core_wait_s
         energy_source exchange_s exchange_span_s forward_backward_s
         model_flops_per_sample optimizer_s peak_allocated_first_backward_gib
         peak_allocated_first_optimizer_step_gib peak_allocated_steady_gib peak_memory_gib
         peak_memory_method peak_reserved_gib power_capped processor_time_s raw_eval_loss throttled
         updated_at workspace_gib device_limits""",
     "settings that are read by their names": """
-        equivalence_margin equivalence_margin_steps geometry_pattern tokens_per_optimizer_step""",
+        equivalence_margin equivalence_margin_steps geometry_pattern""",
     "found by name: in a configuration, by an import path, by `__getattr__`": """
         AccelerateEngine ByteText ConvNet DeepSpeedEngine FabricEngine GridSweeper Images Patients
         Regressor fsdp_engine __dir__ __getattr__""",

@@ -25,7 +25,6 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, SupportsFloat, SupportsIndex
 
 from batchscape.errors import ConfigError
@@ -253,17 +252,6 @@ class Recorder:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _elapsed(self) -> float:
         now = time.perf_counter()

@@ -243,6 +243,6 @@ def test_a_run_that_torchrun_starts_again_is_one_run(sweep) -> None:
     )
     log = recorded.read(final=True)
     assert log.problems == []
-    assert log.observed.world_size == 2
+    assert ("world_size", 2) in log.readings
     losses = [row["loss"] + (row["optimizer_step"] > 5) for row in log.steps]
     assert steps["loss"].tolist() == pytest.approx(losses, abs=1e-5)

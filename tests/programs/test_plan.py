@@ -95,9 +95,9 @@ def test_values_of_placeholders(settings, plan):
         ({"engine__values": {"a-b": 1}}, "cannot be a placeholder"),
         (
             {"engine__argv": ["no-such-program"]},
-            "no program no-such-program that may be executed on the PATH",
+            "no-such-program is no program that may be executed",
         ),
-        ({"engine__argv": ["./train.sh"]}, "no program ./train.sh that may be executed in"),
+        ({"engine__argv": ["./train.sh"]}, "./train.sh is no program that may be executed"),
         ({"engine__cwd": "/nowhere"}, "no such folder"),
         ({"engine__files": ["nothing.py"]}, "no file or folder nothing.py"),
         ({"data__files": ["nothing.bin"]}, "no file or folder nothing.bin"),
@@ -319,12 +319,6 @@ def test_what_the_script_may_have_itself_must_be_told_once_it_is_swept(
         plan(*untold, swept=(key,))
 
 
-@pytest.mark.parametrize("name", ["BATCHSCAPE_RUN_DIR", "BATCHSCAPE_ATTEMPT"])
-def test_variables_of_batchscape_are_its_own(settings, plan, name):
-    with pytest.raises(ConfigError, match="batchscape's own"):
-        plan(settings(engine__environment={name: "1"}))
-
-
 def test_devices_are_those_of_the_lease(settings, plan):
     with pytest.raises(ConfigError, match="devices of its own"):
         plan(settings(engine__environment={"CUDA_VISIBLE_DEVICES": "0,1"}))
@@ -353,7 +347,7 @@ def test_secrets_are_refused_and_not_told(settings, plan, monkeypatch, engine):
     [
         ["{python}", "tran.py"],
         ["torchrun", "--nproc_per_node", "{devices}", "tran.py", "--micro={micro_batch_size}"],
-        ["python3", "train.py", "tran.py"],
+        ["python3", "-u", "tran.py"],
     ],
 )
 def test_a_script_that_is_not_there_is_refused(settings, plan, tmp_path, monkeypatch, argv):
@@ -361,7 +355,7 @@ def test_a_script_that_is_not_there_is_refused(settings, plan, tmp_path, monkeyp
     monkeypatch.setattr("shutil.which", lambda *_, **__: "/bin/true")
     factors = ["{micro_batch_size}"]
     cell = settings(engine__argv=[*argv, *factors], engine__cwd=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"no script tran\.py in .*, but there is train\.py"):
+    with pytest.raises(ConfigError, match=r"no script tran\.py in "):
         plan(cell)
 
 

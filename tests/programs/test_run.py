@@ -46,9 +46,6 @@ def main():
     for step in range(1, last + 1):
         if how == "late" and step == 1:
             continue
-        if how == "pipe" and step == 2:
-            os.remove(lines.name)
-            os.mkfifo(lines.name)
         if how == "halved":
             log(step, 1 / step, accumulation=accumulation // 2)
         elif how == "nan" and step == 2:
@@ -169,9 +166,8 @@ def test_each_program_ends_by_itself(sweep):
         "late": (
             Status.COMPLETED,
             None,
-            "begin with optimizer step 2: optimizer step 1 is missing",
+            "begin with optimizer step 2: a target that was reached before counts as reached later",
         ),
-        "pipe": (Status.FAILED, "contradiction", "metrics.jsonl is no regular file"),
     }
     others = [how for how in expected if how != "stalls"]
     runs = [cell(sweep, how, launcher__retries=0) for how in others]

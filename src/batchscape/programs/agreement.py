@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,39 +14,48 @@ from batchscape.record.spec import RunSpec
 NOT_OBSERVED = "not observed"
 
 
-def observed_batch(log: Log, launcher_world_size: int | None) -> dict[str, Any]:
-    """Return what was observed of the batch, and where."""
-    observed: dict[str, Any] = {}
-    for name in GEOMETRY_NAMES:
-        value = getattr(log.observed, name)
-        source = log.observed.sources.get(name, "the program's metrics")
-        if value is None and name == "world_size" and launcher_world_size is not None:
-            value, source = launcher_world_size, "WORLD_SIZE in the environment of its processes"
-        observed[name] = value
-        observed[f"{name}_source"] = NOT_OBSERVED if value is None else source
-    return observed
+def compare_batch(
+    spec: RunSpec, log: Log, launcher_world_size: int | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what was observed of the batch, and where; and how that contradicts the plan.
 
-
-def contradictions(spec: RunSpec, log: Log, observed: Mapping[str, Any]) -> list[str]:
-    """Return how the batch of a program, where it was observed, differs from the planned one."""
+    A number that was read with several values was not observed.
+    """
     geometry, length = spec.geometry, spec.config.sequence_length
+    batch = geometry.global_batch_size
     planned: dict[str, tuple[int, ...]] = {
         "world_size": (geometry.data_parallel_size,),
         "micro_batch_size": (geometry.micro_batch_size,),
         "gradient_accumulation_steps": (geometry.gradient_accumulation_steps,),
-        "global_batch_size": (geometry.global_batch_size,),
+        "global_batch_size": (batch,),
     }
+    factors = list(planned)
     if length is not None:
         # Programs count the tokens that they read, or those that they predict: one less a sample.
-        batch = geometry.global_batch_size
         planned["tokens_per_optimizer_step"] = (batch * length, batch * (length - 1))
+    readings = dict(log.readings)
+    if launcher_world_size is not None and all(name != "world_size" for name, _ in readings):
+        source = "WORLD_SIZE in the environment of its processes"
+        readings["world_size", launcher_world_size] = source
     problems = [
-        f"the program trained with {name}={observed[name]} ({observed[f'{name}_source']}), "
-        f"the plan says {values[0]}"
-        for name, values in planned.items()
-        if observed[name] is not None and observed[name] not in values
-    ]
-    return problems + [problem for problem in log.problems if problem not in problems]
+        f"the program trained with {name}={value} ({source}), the plan says {planned[name][0]}"
+        for (name, value), source in readings.items()
+        if name in planned and value not in planned[name]
+    ] + log.problems
+    counts = Counter(name for name, _ in readings)
+    observed = {
+        name: (value, source) for (name, value), source in readings.items() if counts[name] == 1
+    }
+    if not problems:
+        if length is not None and "tokens_per_optimizer_step" in observed:
+            observed.setdefault("global_batch_size", (batch, "tokens / sequence length"))
+        unknown = [name for name in factors if name not in observed]
+        if len(unknown) == 1:
+            observed[unknown[0]] = planned[unknown[0]][0], "follows from the other three"
+    answer: dict[str, Any] = {}
+    for name in GEOMETRY_NAMES:
+        answer[name], answer[f"{name}_source"] = observed.get(name, (None, NOT_OBSERVED))
+    return answer, problems
 
 
 def why_unfinished(spec: RunSpec, steps: Sequence[Mapping[str, Any]]) -> str | None:
@@ -73,11 +83,7 @@ def why_late(steps: Sequence[Mapping[str, Any]]) -> str | None:
     gaps = [after - before for before, after in pairwise(logged_steps)]
     if len(gaps) < 2 or logged_steps[0] <= max(gaps):
         return None
-    first_step = logged_steps[0]
-    absent_steps = (
-        "optimizer step 1 is" if first_step == 2 else f"optimizer steps 1 to {first_step - 1} are"
-    )
     return (
-        f"its metrics begin with optimizer step {first_step}: {absent_steps} missing, and a target "
-        "that was reached there counts as reached later"
+        f"its metrics begin with optimizer step {logged_steps[0]}: a target that was reached "
+        "before counts as reached later"
     )

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -70,15 +69,8 @@ def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: in
         RUN_DIR_VARIABLE: str(folder.program.absolute()),
         ATTEMPT_VARIABLE: str(attempt),
     }
-    where = Path(command.cwd).expanduser() if command.cwd else Path.cwd()
+    where = Path(command.cwd or ".").expanduser()
     return CommandLine([fill(text, texts) for text in command.argv], where, environment)
-
-
-def prepare_folder(folder: RunFolder, *, goes_on: bool) -> None:
-    """Give the program its folder, empty unless it goes on."""
-    if not goes_on:
-        shutil.rmtree(folder.program, ignore_errors=True)
-    folder.program.mkdir(parents=True, exist_ok=True)
 
 
 @dataclass(frozen=True)
@@ -144,11 +136,8 @@ class Program:
 
     def close(self) -> None:
         """Kill whatever is left, and wait for its end."""
-        for pipe in (self._guard.stdin, self._guard.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        self._guard.wait()
+        with contextlib.suppress(OSError):
+            self._guard.communicate()
 
     def _tell(self, letter: bytes) -> None:
         if self._guard.stdin is not None:

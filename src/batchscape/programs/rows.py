@@ -59,16 +59,23 @@ class RowWriter:
         begin = self._last_kept(log.steps)
         if self.waits is not None:
             self._add_waits(log, begin, self.waits)
-        steps = [self._step(row, begin) for row in log.steps]
-        evals = [{**row, "attempt": self._attempt_of(row, begin)} for row in log.evals]
+        steps = [
+            self._earlier_rows[row["optimizer_step"]]
+            if row["optimizer_step"] <= begin
+            else self._step(row, begin)
+            for row in log.steps
+        ]
+        attempts = {
+            step: row["attempt"] for step, row in self._earlier_rows.items() if step <= begin
+        }
+        evals = [
+            {**row, "attempt": attempts.get(row["optimizer_step"], self._attempt)}
+            for row in log.evals
+        ]
         for table, rows in (("steps", steps), ("evals", evals)):
             if rows != self._written[table]:
                 write_atomically(self._folder.lines(table), json_lines(rows))
                 self._written[table] = rows
-
-    def clear(self) -> None:
-        """Remove all rows: they are of another batch than their columns say."""
-        self.write(Log())
 
     def _add_waits(self, log: Log, last_kept: int, waits: TreeWaits) -> None:
         """Note, for new steps, the share of time spent waiting for a core, and the cores used.
@@ -113,41 +120,27 @@ class RowWriter:
             if before is None:
                 return last
             # Compared as they are written, because NaN does not equal itself.
-            if json.dumps({name: before.get(name) for name in row}) != json.dumps(dict(row)):
+            if json.dumps({name: before.get(name) for name in row}) != json.dumps(row):
                 return last
             last = int(row["optimizer_step"])
         return max(self._earlier_rows, default=0)
 
     def _step(self, row: Mapping[str, Any], last_kept: int) -> dict[str, Any]:
-        attempt = self._attempt_of(row, last_kept)
-        begin = last_kept if attempt == self._attempt else 0
         step = int(row["optimizer_step"])
-        if attempt != self._attempt:
-            before = self._earlier_rows[step]
-            taken_s = {name: before.get(name) for name in _SHARE_COLUMNS}
-            took_s = row.get("step_time_s", before.get("step_time_s"))
-        else:
-            shares = self._shares_by_step.get(step, (None, None))
-            took_s = row.get("step_time_s", self._step_times_seen_s.get(step))
-            taken_s = {
-                name: None if share is None or took_s is None else share * took_s
-                for name, share in zip(_SHARE_COLUMNS, shares, strict=True)
-            }
+        shares = self._shares_by_step.get(step, (None, None))
+        took_s = row.get("step_time_s", self._step_times_seen_s.get(step))
         return {
             **dict.fromkeys(_NULL_COLUMNS),
             **row,
             **({} if took_s is None else {"step_time_s": took_s}),
-            **taken_s,
-            "attempt": attempt,
+            **{
+                name: None if share is None or took_s is None else share * took_s
+                for name, share in zip(_SHARE_COLUMNS, shares, strict=True)
+            },
+            "attempt": self._attempt,
             "global_batch_size": self._global_batch_size,
-            "warmup": row["optimizer_step"] - begin <= self._warmup,
+            "warmup": row["optimizer_step"] - last_kept <= self._warmup,
         }
-
-    def _attempt_of(self, row: Mapping[str, Any], last_kept: int) -> int:
-        step = int(row["optimizer_step"])
-        if step > last_kept or step not in self._earlier_rows:
-            return self._attempt
-        return int(self._earlier_rows[step]["attempt"])
 
 
 def diverged_at(log: Log) -> str | None:
@@ -179,9 +172,8 @@ def rank_rows(
     """
     is_cuda = launch["device_type"] == "cuda"
     devices = max(1, len(launch["devices"]))
-    rows = []
-    for number, (_, memory) in enumerate(sorted(ranks.items())):
-        row: dict[str, Any] = {
+    return [
+        {
             "rank": number,
             "attempt": launch["attempt"],
             "node": 0,
@@ -189,11 +181,11 @@ def rank_rows(
             "device": f"cuda:{number % devices}" if is_cuda else "cpu",
             "memory_method": "process tree (driver)" if is_cuda else RESIDENT,
             "peak_allocated_gib": None if is_cuda else memory.peak_uss_gib,
-            "device_used_gib": memory.device_gib,
+            "device_used_gib": memory.device_used_gib,
             "foreign_processes": foreign_processes,
             "rss_gib": memory.rss_gib,
             "uss_gib": memory.uss_gib,
             "peak_rss_gib": memory.peak_rss_gib,
         }
-        rows.append(row)
-    return rows
+        for number, (_, memory) in enumerate(sorted(ranks.items()))
+    ]

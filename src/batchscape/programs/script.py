@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from batchscape.config import Command
 from batchscape.config.template import fill, placeholders, to_text
 from batchscape.errors import ConfigError
 from batchscape.record.content import hash_of_files
-from batchscape.text import near_names
 
-_RUNS_SCRIPTS = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
+_RUNS_SCRIPTS = re.compile(r"\{python\}|python[\d.]*|torchrun|accelerate|deepspeed")
 """Programs whose arguments name a script of this machine."""
 
 
@@ -21,14 +19,13 @@ def check_program(command: Command) -> None:
     """Check that the program of a command is there, and the script that it is to run."""
     folder = _folder(command)
     _check_first_word(command, folder)
-    for script in _scripts(command):
-        if not _is_file(folder / script):
-            msg = (
-                f"engine.argv: there is no script {script} in {folder.absolute()}"
-                f"{_nearest(folder / script)}; a path there is below engine.cwd, by default the "
-                "folder that batchscape is called in"
-            )
-            raise ConfigError(msg)
+    script = _script(command)
+    if script is not None and not _is_file(folder / script):
+        msg = (
+            f"engine.argv: there is no script {script} in {folder.absolute()}; a path there is "
+            "below engine.cwd, by default the folder that batchscape is called in"
+        )
+        raise ConfigError(msg)
 
 
 def _check_first_word(command: Command, folder: Path) -> None:
@@ -36,42 +33,22 @@ def _check_first_word(command: Command, folder: Path) -> None:
     if placeholders(command.argv[0]) and program == command.argv[0]:
         return
     path = command.environment.get("PATH")
-    executable = (
-        shutil.which(str(folder / program)) if "/" in program else shutil.which(program, path=path)
-    )
-    if executable is None:
-        where = f"in {folder.absolute()}" if "/" in program else "on the PATH"
+    if shutil.which(str(folder / program) if "/" in program else program, path=path) is None:
         msg = (
-            f"engine.argv: no program {program} that may be executed {where}; give its path, make "
-            "it executable (chmod +x), or start a Python script with {python}"
+            f"engine.argv: {program} is no program that may be executed, in {folder.absolute()} "
+            "or on the PATH; give its path, make it executable (chmod +x), or start a Python "
+            "script with {python}"
         )
         raise ConfigError(msg)
 
 
-def _scripts(command: Command) -> Iterator[str]:
-    """Yield the first argument that names a Python script, and those right behind it."""
-    runs_scripts = command.argv[0] == "{python}" or _RUNS_SCRIPTS.fullmatch(
-        Path(command.argv[0]).name
-    )
-    if not runs_scripts or "-c" in command.argv:
-        return
-    is_behind_script = False
-    for text in command.argv[1:]:
-        filled = _fill_values(text, command)
-        if not filled.startswith("-") and filled.endswith(".py"):
-            is_behind_script = True
-            if filled != text or not placeholders(text):
-                yield filled
-        elif is_behind_script:
-            # What follows an option may be a file that the program writes.
-            return
-
-
-def _nearest(script: Path) -> str:
-    if not script.parent.is_dir():
-        return f" (nor a folder {script.parent.absolute()})"
-    names = sorted(path.name for path in script.parent.glob("*.py"))
-    return "".join(f", but there is {name}" for name in near_names(script.name, names))
+def _script(command: Command) -> str | None:
+    """Return the first argument that names a Python script; None where none need be here."""
+    program = Path(command.argv[0]).name
+    if "-c" in command.argv or not _RUNS_SCRIPTS.fullmatch(program):
+        return None
+    words = (_fill_values(text, command) for text in command.argv[1:])
+    return next((word for word in words if re.fullmatch(r"[^-{][^{]*\.py", word)), None)
 
 
 def command_source_hash(command: Command) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from batchscape.config import Command, Constant, Evaluation, RunConfig
@@ -18,7 +18,6 @@ from batchscape.record.placeholders import (
     used_placeholders,
 )
 from batchscape.record.timing import LET_IT_LOG
-from batchscape.recorder import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from batchscape.text import list_text
 
 _FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
@@ -39,7 +38,6 @@ _OF_SWEPT = {
 }
 """Placeholders by any of which a setting or group reaches the program, for those that the script
 itself may fix unless they are swept."""
-_OF_BATCHSCAPE = (RUN_DIR_VARIABLE, ATTEMPT_VARIABLE)
 
 
 def without_unpassed(config: RunConfig) -> RunConfig:
@@ -65,7 +63,7 @@ def check_commands(
     for config in configs:
         if not isinstance(config.engine, Command):
             continue
-        _check_config(config)
+        _check_config(config, config.engine)
         if (text := repr(config.engine)) not in checked_engines:
             checked_engines.add(text)
             _check_engine(config.engine, swept, fixed)
@@ -112,48 +110,37 @@ def unlogged(command: Command) -> list[str]:
     """Return the columns that the metrics of a program lack, with what follows from it."""
     metrics = command.metrics
     if isinstance(metrics, TrainerStateMetrics):
-        argv = _options(command.argv)
-        times = argv.get("include_num_input_tokens_seen", "no").lower() not in {"no", "false"}
-        columns = {"eval_loss", *(["loss"] if argv.get("logging_steps") in {"1", "1.0"} else [])}
-        columns |= {"step_time_s"} if times and "loss" in columns else set()
+        options = " ".join(command.argv).replace("=", " ")
+        columns = {"eval_loss"}
+        if re.search(r"--logging_steps 1(?:\.0)?(?: |$)", options):
+            columns.add("loss")
+            if re.search(r"--include_num_input_tokens_seen(?! no| false)", options, re.IGNORECASE):
+                columns.add("step_time_s")
     elif isinstance(metrics, JsonlMetrics):
         columns = set(metrics.columns)
     elif isinstance(metrics, RegexMetrics):
-        texts = [text for text in (metrics.pattern, metrics.evaluation_pattern) if text is not None]
+        texts = metrics.pattern, metrics.evaluation_pattern or ""
         columns = {name for text in texts for name in re.compile(text).groupindex}
     else:
         return []
-    missing = []
-    if not columns & {"step_time_s", "train_time_s"}:
-        missing.append(
+    loss_helps = (
+        "--logging_steps=1" if metrics.kind == "trainer_state" else "a group or column loss"
+    )
+    consequences = {
+        ("step_time_s", "train_time_s"): (
             "the time of an optimizer step, so that no run has a step time, throughput or time to "
             f"a target that counts (what helps: {LET_IT_LOG})"
-        )
-    if "loss" not in columns:
-        helps = "--logging_steps=1" if metrics.kind == "trainer_state" else "a group or column loss"
-        missing.append(f"the loss of each optimizer step (what helps: {helps})")
-    if "eval_loss" not in columns:
-        missing.append(
+        ),
+        ("loss",): f"the loss of each optimizer step (what helps: {loss_helps})",
+        ("eval_loss",): (
             "a held-out loss, so that there are no steps to a target and no recommendation (what "
             "helps: a group or column eval_loss)"
-        )
-    return missing
+        ),
+    }
+    return [text for names, text in consequences.items() if columns.isdisjoint(names)]
 
 
-def _options(argv: Iterable[str]) -> dict[str, str]:
-    """Return the options of a command line, as argparse reads them; a flag alone is `true`."""
-    options: dict[str, str] = {}
-    last = None
-    for word in argv:
-        if word.startswith("--"):
-            last, _, value = word[2:].partition("=")
-            options[last] = value or "true"
-        elif last is not None:
-            options[last], last = word, None
-    return options
-
-
-def _check_config(config: RunConfig) -> None:
+def _check_config(config: RunConfig, command: Command) -> None:
     if config.batch.ramp:
         msg = "batch.ramp: a program has one global batch from begin to end; leave the ramp out"
         raise ConfigError(msg)
@@ -163,10 +150,8 @@ def _check_config(config: RunConfig) -> None:
             "target; leave it null, targets are found in its losses afterwards"
         )
         raise ConfigError(msg)
-    placeholders = used_placeholders(config.engine) if isinstance(config.engine, Command) else []
-    if config.scaling.reference_global_batch_size is not None and not is_passed(
-        "scaling", placeholders
-    ):
+    is_scaled = config.scaling.reference_global_batch_size is not None
+    if is_scaled and not is_passed("scaling", used_placeholders(command)):
         msg = (
             "scaling: the rule is given, but what it scales does not reach the program; put "
             "{learning_rate} into engine.argv, or scaling=none"
@@ -175,7 +160,7 @@ def _check_config(config: RunConfig) -> None:
 
 
 def _check_engine(command: Command, swept: Collection[str], fixed: Collection[str]) -> None:
-    placeholders = used_placeholders(command)
+    placeholders = set(used_placeholders(command))
     reserved_names = sorted(set(command.values) & {*PLACEHOLDERS, *OF_THE_START})
     if reserved_names:
         msg = (
@@ -183,7 +168,7 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
             "name"
         )
         raise ConfigError(msg)
-    if unused_names := sorted(set(command.values) - set(placeholders)):
+    if unused_names := sorted(command.values.keys() - placeholders):
         msg = (
             f"engine.values.{unused_names[0]} is given, but {{{unused_names[0]}}} is nowhere in "
             "engine.argv or engine.environment"
@@ -191,35 +176,21 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
         raise ConfigError(msg)
     # A sequence length that is given and not swept only says how tokens are counted.
     for verb, keys in (("swept", swept), ("given", set(fixed) - {"data.sequence_length"})):
-        for key in sorted(keys):
-            setting = key.lstrip("+~")
-            if not is_passed(setting, placeholders):
-                placeholder = setting.rpartition(".")[2]
-                if placeholder not in PLACEHOLDERS:
-                    placeholder = setting if "." in setting else f"{setting}.NAME"
-                msg = (
-                    f"{setting} is {verb}, but the program is not told: {{{placeholder}}} is "
-                    "nowhere in engine.argv or engine.environment"
-                )
-                raise ConfigError(msg)
-    # The script may fix these settings itself, unless they are swept.
-    for key in sorted(name.lstrip("+~") for name in swept):
-        names = _OF_SWEPT.get(key) or _OF_SWEPT.get(key.partition(".")[0])
-        if names is not None and not set(names) & set(placeholders):
-            alternatives = list_text(f"{{{name}}}" for name in names)
+        for setting in sorted(key.lstrip("+~") for key in keys):
+            names: Sequence[str] = ()
+            if verb == "swept":
+                names = _OF_SWEPT.get(setting) or _OF_SWEPT.get(setting.partition(".")[0], ())
+            is_told = not names or not placeholders.isdisjoint(names)
+            if is_told and is_passed(setting, placeholders):
+                continue
+            placeholder = setting.rpartition(".")[2]
+            if placeholder not in PLACEHOLDERS:
+                placeholder = setting if "." in setting else f"{setting}.NAME"
+            alternatives = list_text(f"{{{name}}}" for name in names or [placeholder])
             msg = (
-                f"{key} is swept, but the program is not told: {alternatives} is nowhere in "
+                f"{setting} is {verb}, but the program is not told: {alternatives} is nowhere in "
                 "engine.argv or engine.environment"
             )
-            raise ConfigError(msg)
-    _check_environment(command)
-    check_program(command)
-
-
-def _check_environment(command: Command) -> None:
-    for name in _OF_BATCHSCAPE:
-        if name in command.environment:
-            msg = f"engine.environment: {name} is batchscape's own; leave it out"
             raise ConfigError(msg)
     if devices := command.environment.get("CUDA_VISIBLE_DEVICES"):
         msg = (
@@ -227,3 +198,4 @@ def _check_environment(command: Command) -> None:
             "devices; leave it out: each run is given devices of its own"
         )
         raise ConfigError(msg)
+    check_program(command)

@@ -1,9 +1,8 @@
 """Memory of a program's processes, by data-parallel rank.
 
 A launcher such as torchrun tells its workers their rank by the variable RANK, which they and
-their own children (loaders of data) have in their environment. The topmost process with a rank
-stands for it, with everything below. A program whose processes have no RANK is one rank, with all
-of its processes.
+their own children (loaders of data) have in their environment. A program whose processes have no
+RANK is one rank, with all of its processes.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -24,14 +24,14 @@ _LARGEST_SHARE = 0.01
 _LARGEST_GROWTH = 0.25
 """Longest time to the next look, by the time since the first."""
 _SHORTEST_S, _LONGEST_S = 0.25, 30.0
+_UNRANKED = -1
+"""Stands for the rank of processes without RANK in their environment."""
 
 
 @dataclass
 class RankMemory:
     """Memory of one data-parallel rank so far, in GiB; None: never seen."""
 
-    processes: int = 0
-    """Most processes at a time."""
     rss_gib: float | None = None
     """Resident at the last look, shared pages included."""
     uss_gib: float | None = None
@@ -41,7 +41,7 @@ class RankMemory:
     peak_rss_gib: float | None = None
     """Sum over its processes of the kernel's high-water marks; where there is none, the highest
     resident memory at any look."""
-    device_gib: float | None = None
+    device_used_gib: float | None = None
     """Highest memory on CUDA devices at any look, as the driver tells."""
 
 
@@ -53,7 +53,8 @@ class TreeMemory:
     ) -> None:
         self._guard_pid = guard_pid
         self._driver = driver
-        self._rank_of: dict[int, int | None] = {}
+        self._rank_of: dict[int, int] = {}
+        """By every process of the program that was ever seen."""
         self._marks: dict[int, dict[int, float]] = {}
         self._begin_s = time.monotonic()
         self._next_look_s = 0.0
@@ -81,64 +82,38 @@ class TreeMemory:
         self._next_look_s = now + max(min(pause, longest), _SHORTEST_S)
 
     def _look(self) -> None:
+        # Asked first, so that a process that begins meanwhile is known as the program's.
+        device_bytes = self._driver() if self._driver is not None else {}
         by_rank: dict[int, list[psutil.Process]] = {}
-        ranks: set[int] = set()
-        for top in psutil.Process(self._guard_pid).children():
-            self._collect(top, None, by_rank, ranks)
-        program_pids = {process.pid for processes in by_rank.values() for process in processes}
-        self._has_ranks |= bool(ranks)
+        for process in psutil.Process(self._guard_pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                by_rank.setdefault(self._rank(process), []).append(process)
+        self._has_ranks |= not by_rank.keys() <= {_UNRANKED}
         if self._has_ranks:
             # The process without a rank is the launcher of the others.
             by_rank.pop(_UNRANKED, None)
             self.ranks.pop(_UNRANKED, None)
-        device_bytes = self._driver() if self._driver is not None else None
-        if device_bytes is not None and not program_pids.isdisjoint(device_bytes):
-            foreign_count = sum(
-                not self._is_of_program(pid) for pid in set(device_bytes) - program_pids
-            )
+        if device_bytes.keys() & self._rank_of.keys():
+            foreign_count = len(device_bytes.keys() - self._rank_of.keys())
             self.foreign_processes = max(foreign_count, self.foreign_processes or 0)
         for rank, processes in by_rank.items():
             self._add(rank, processes, device_bytes)
 
-    def _is_of_program(self, pid: int) -> bool:
-        """Whether a process is a new one of the program."""
-        with contextlib.suppress(psutil.Error):
-            return any(parent.pid == self._guard_pid for parent in psutil.Process(pid).parents())
-        return False
-
-    def _collect(
-        self,
-        process: psutil.Process,
-        rank: int | None,
-        by_rank: dict[int, list[psutil.Process]],
-        ranks: set[int],
-    ) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            process_rank = rank if rank is not None else self._rank(process)
-            if process_rank is not None:
-                ranks.add(process_rank)
-            by_rank.setdefault(_UNRANKED if process_rank is None else process_rank, []).append(
-                process
-            )
-            for child in process.children():
-                self._collect(child, process_rank, by_rank, ranks)
-
-    def _rank(self, process: psutil.Process) -> int | None:
-        if self._rank_of.get(process.pid) is None:
+    def _rank(self, process: psutil.Process) -> int:
+        if self._rank_of.get(process.pid, _UNRANKED) == _UNRANKED:
             # Without a rank it is asked again: a new process first has its parent's environment.
             environment = process.environ()
             rank, size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-            self._rank_of[process.pid] = int(rank) if rank.isdecimal() else None
+            self._rank_of[process.pid] = int(rank) if rank.isdecimal() else _UNRANKED
             if rank.isdecimal() and size.isdecimal():
                 self.world_size = max(int(size), self.world_size or 0)
         return self._rank_of[process.pid]
 
     def _add(
-        self, rank: int, processes: list[psutil.Process], device_bytes: Mapping[int, int] | None
+        self, rank: int, processes: list[psutil.Process], device_bytes: Mapping[int, int]
     ) -> None:
         rss = uss = 0.0
         device = 0
-        process_count = 0
         marks = self._marks.setdefault(rank, {})
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -147,23 +122,17 @@ class TreeMemory:
                     continue  # it is ending, and its memory is already free
                 rss += memory.rss / GIB
                 uss += memory.uss / GIB
-                process_count += 1
                 marks[process.pid] = reported_memory(process.pid).get("VmHWM", memory.rss) / GIB
-                device += (device_bytes or {}).get(process.pid, 0)
-        if not process_count:
+                device += device_bytes.get(process.pid, 0)
+        if not uss:
             return
-        memory_of_rank = self.ranks.setdefault(rank, RankMemory())
-        memory_of_rank.processes = max(memory_of_rank.processes, process_count)
-        memory_of_rank.rss_gib, memory_of_rank.uss_gib = rss, uss
-        memory_of_rank.peak_uss_gib = max(memory_of_rank.peak_uss_gib or 0.0, uss)
+        of_rank = self.ranks.setdefault(rank, RankMemory())
+        of_rank.rss_gib, of_rank.uss_gib = rss, uss
+        of_rank.peak_uss_gib = max(of_rank.peak_uss_gib or 0.0, uss)
         peak_rss_gib = sum(marks.get(process.pid, 0.0) for process in processes)
-        memory_of_rank.peak_rss_gib = max(memory_of_rank.peak_rss_gib or 0.0, peak_rss_gib)
+        of_rank.peak_rss_gib = max(of_rank.peak_rss_gib or 0.0, peak_rss_gib)
         if device:
-            memory_of_rank.device_gib = max(memory_of_rank.device_gib or 0.0, device / GIB)
-
-
-_UNRANKED = -1
-"""Stands for the rank of processes without RANK in their environment."""
+            of_rank.device_used_gib = max(of_rank.device_used_gib or 0.0, device / GIB)
 
 
 def driver_memory() -> Callable[[], Mapping[int, int]] | None:
@@ -176,13 +145,11 @@ def driver_memory() -> Callable[[], Mapping[int, int]] | None:
     if not uuids or any(handle_of(uuid) is None for uuid in uuids):
         return None
 
-    def ask() -> dict[int, int]:
-        bytes_by_process: dict[int, int] = {}
+    def ask() -> Counter[int]:
+        bytes_by_process: Counter[int] = Counter()
         for uuid in uuids:
             for process in processes_on(uuid) or ():
-                bytes_by_process[process.pid] = bytes_by_process.get(process.pid, 0) + (
-                    process.usedGpuMemory or 0
-                )
+                bytes_by_process[process.pid] += process.usedGpuMemory or 0
         return bytes_by_process
 
     return ask

@@ -7,33 +7,23 @@ same outcome as rank 0 of those would.
 from __future__ import annotations
 
 import contextlib
+import math
+import shutil
 import signal
 import sys
 import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from batchscape.config import Command
 from batchscape.errors import BatchscapeError, DamageError, DiskError, RecordError
 from batchscape.measure.contention import TreeWaits
 from batchscape.outgoing import redact
-from batchscape.programs.agreement import (
-    contradictions,
-    observed_batch,
-    why_late,
-    why_unfinished,
-)
+from batchscape.programs.agreement import compare_batch, why_late, why_unfinished
 from batchscape.programs.endings import EXIT_ADVICE, Ending, ending
-from batchscape.programs.metrics import Log, Reader, open_reader
-from batchscape.programs.program import (
-    CommandLine,
-    Program,
-    ProgramEnd,
-    command_line,
-    prepare_folder,
-)
+from batchscape.programs.metrics import Log, open_reader
+from batchscape.programs.program import Program, ProgramEnd, command_line
 from batchscape.programs.rows import RowWriter, diverged_at, rank_rows
 from batchscape.programs.tree import TreeMemory, driver_memory
 from batchscape.record.disk import explained, is_fault_of_the_machine
@@ -101,13 +91,11 @@ class Supervision:
         self._spec = spec = RunSpec.read(folder.config)
         self._launch = read_json(folder.launch)
         if not isinstance(spec.config.engine, Command):
-            msg = f"{spec.run_id} has no command, but engine={spec.config.engine.name}"
-            raise AssertionError(msg)
+            raise AssertionError(spec.config.engine)
         self._command = spec.config.engine
         self._attempt: int = self._launch["attempt"]
         self._log_offset = folder.log.stat().st_size if folder.log.exists() else 0
         self._stop = False
-        self._kill_at: float | None = None
         self._diverged: str | None = None
         self._read_at = 0.0
         self._log = Log()
@@ -115,8 +103,8 @@ class Supervision:
         self._began_s = self._grew_at_s = time.monotonic()
         self._idle_s: float | None = None
         """How long the program had done nothing after its last optimizer step when it was ended."""
-        goes_on = self._command.resumable and self._attempt > 0
-        self._steps_before: int | None = None if goes_on else 0
+        self._goes_on = self._command.resumable and self._attempt > 0
+        self._steps_before: int | None = None if self._goes_on else 0
 
     @property
     def optimizer_step(self) -> int:
@@ -129,13 +117,19 @@ class Supervision:
 
     def run(self) -> Ending:
         """Start the program, wait for its end, record it; return how the run ended."""
-        folder, spec = self._folder, self._spec
-        goes_on = self._command.resumable and self._attempt > 0
-        prepare_folder(folder, goes_on=goes_on)
+        folder, spec, goes_on = self._folder, self._spec, self._goes_on
+        if not goes_on:
+            shutil.rmtree(folder.program, ignore_errors=True)
+        folder.program.mkdir(parents=True, exist_ok=True)
         command = command_line(spec, self._command, folder, self._attempt)
-        write_json(folder.command, self._describe(command))
-        rows = RowWriter(folder, spec, self._attempt, goes_on=goes_on)
-        reader = open_reader(
+        self._description = {
+            "argv": command.argv,
+            "cwd": str(command.folder.absolute()),
+            "metrics": asdict(self._command.metrics),
+        }
+        write_json(folder.command, self._description)
+        self._rows = RowWriter(folder, spec, self._attempt, goes_on=goes_on)
+        self._reader = open_reader(
             self._command.metrics,
             folder.program,
             spec.geometry,
@@ -145,43 +139,36 @@ class Supervision:
         )
         program = Program(command.argv, command.folder, command.environment)
         driver = driver_memory() if self._launch["device_type"] == "cuda" else None
-        memory = TreeMemory(program.guard_pid, driver)
-        rows.waits = waits = TreeWaits(program.guard_pid)
+        self._memory = TreeMemory(program.guard_pid, driver)
+        self._rows.waits = self._waits = TreeWaits(program.guard_pid)
         try:
-            program_end = self._watch(program, memory, waits, reader, rows)
+            program_end = self._watch(program)
         finally:
             program.close()
         if program_end.processes_left:
             sys.stdout.write(
                 f"batchscape: killed {program_end.processes_left} processes that the program left\n"
             )
-        return self._conclude(program_end, memory, reader, rows, command)
+        return self._conclude(program_end)
 
-    def _watch(
-        self,
-        program: Program,
-        memory: TreeMemory,
-        waits: TreeWaits,
-        reader: Reader,
-        rows: RowWriter,
-    ) -> ProgramEnd:
+    def _watch(self, program: Program) -> ProgramEnd:
         """Look at the program until it has ended."""
         has_asked_to_end = False
+        kill_at_s = math.inf
         while (program_end := program.wait(_POLL_S)) is None:
             if self._spec.config.measure.memory:
-                memory.look()
-            waits.look()
-            self._read(reader, rows)
+                self._memory.look()
+            self._waits.look()
+            self._read()
             self._beat()
-            if self._idle_s is None and not has_asked_to_end:
-                self._idle_s = self._idle_at_the_end(waits)
-            is_over = self._stop or self._diverged is not None or self._idle_s is not None
-            if is_over and not has_asked_to_end:
-                has_asked_to_end = True
-                program.ask_to_end()
-                self._kill_at = time.monotonic() + _STOP_GRACE_S
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                self._kill_at = None
+            if not has_asked_to_end:
+                self._idle_s = self._idle_at_the_end()
+                if self._stop or self._diverged is not None or self._idle_s is not None:
+                    has_asked_to_end = True
+                    program.ask_to_end()
+                    kill_at_s = time.monotonic() + _STOP_GRACE_S
+            if time.monotonic() >= kill_at_s:
+                kill_at_s = math.inf
                 program.kill()
         return program_end
 
@@ -197,7 +184,7 @@ class Supervision:
                     self._steps_before = step
                 beat(Phase.RECORD, step, steps_done=max(0, step - self._steps_before))
 
-    def _idle_at_the_end(self, waits: TreeWaits) -> float | None:
+    def _idle_at_the_end(self) -> float | None:
         """Return how long a program that is trained has been idle; None where it works.
 
         Neither its log nor its metrics have grown, and its processes are on a small share of the
@@ -208,7 +195,8 @@ class Supervision:
         limit_s = _IDLE_END_S if least_s is None else min(_IDLE_END_S, least_s)
         if least_s is None or now_s - self._grew_at_s < limit_s:
             return None
-        cores, idle_cores = waits.processors_since(0.0), waits.processors_since(now_s - limit_s)
+        cores = self._waits.processors_since(0.0)
+        idle_cores = self._waits.processors_since(now_s - limit_s)
         if cores is None or idle_cores is None or why_unfinished(self._spec, self._log.steps):
             return None
         trained_cores = cores * (now_s - self._began_s) / (self._grew_at_s - self._began_s)
@@ -216,39 +204,31 @@ class Supervision:
             return None
         return limit_s
 
-    def _read(self, reader: Reader, rows: RowWriter) -> None:
+    def _read(self) -> None:
         """Read what the program has logged by now, if that is due."""
         if time.monotonic() < self._read_at:
             return
         cpu_before_s = time.thread_time()
         try:
-            self._log = reader.read()
-            rows.write(self._log)
+            self._log = self._reader.read()
+            self._rows.write(self._log)
             self._diverged = diverged_at(self._log)
         except RecordError:
             pass  # perhaps half written; an error that lasts is reported at the end
         took_s = time.thread_time() - cpu_before_s
         self._read_at = time.monotonic() + max(_READ_AFTER_S, took_s / _READ_SHARE)
 
-    def _conclude(
-        self,
-        program_end: ProgramEnd,
-        memory: TreeMemory,
-        reader: Reader,
-        rows: RowWriter,
-        command: CommandLine,
-    ) -> Ending:
+    def _conclude(self, program_end: ProgramEnd) -> Ending:
         """Record what the program did, and judge it."""
         read_error: BatchscapeError | None = None
         try:
             is_whole = program_end.code == 0 or self._idle_s is not None
-            self._log = reader.read(final=is_whole and not self._stop)
+            self._log = self._reader.read(final=is_whole and not self._stop)
         except BatchscapeError as error:
             read_error = error
-        log = self._log
-        observed = observed_batch(log, memory.world_size)
-        batch_problems = contradictions(self._spec, log, observed)
-        rows.write(log)
+        log, memory = self._log, self._memory
+        observed, batch_problems = compare_batch(self._spec, log, memory.world_size)
+        self._rows.write(log)
         if self._spec.config.measure.memory:
             lines = JsonLines(self._folder.lines("ranks"))
             lines.append(rank_rows(memory.ranks, self._launch, memory.foreign_processes))
@@ -256,7 +236,7 @@ class Supervision:
         write_json(
             self._folder.command,
             {
-                **self._describe(command),
+                **self._description,
                 "exit_code": program_end.code,
                 "processes_killed": program_end.processes_left,
                 "observed": observed,
@@ -264,9 +244,10 @@ class Supervision:
                 "problems": batch_problems,
             },
         )
-        verdict = self._judge(program_end, log, read_error, batch_problems)
+        verdict = self._judge(program_end, read_error, batch_problems)
         if batch_problems:
-            rows.clear()
+            # They are of another batch than their columns say.
+            self._rows.write(Log())
         if verdict.status is Status.OOM and memory.foreign_processes:
             reason = (
                 f"{verdict.reason}; processes of others held memory of its devices, so that it "
@@ -278,12 +259,11 @@ class Supervision:
     def _judge(
         self,
         program_end: ProgramEnd,
-        log: Log,
         read_error: BatchscapeError | None,
         batch_problems: list[str],
     ) -> Ending:
         """Return the ending of the run; the gravest problem decides."""
-        divergence = diverged_at(log)
+        log, divergence = self._log, diverged_at(self._log)
         shortfall = why_unfinished(self._spec, log.steps)
         failure = ending(
             program_end.code, self._folder.log, self._log_offset, is_trained=shortfall is None
@@ -311,17 +291,11 @@ class Supervision:
             return Ending(
                 Status.FAILED, cause, f"the program's metrics cannot be read: {read_error}"
             )
-        if shortfall is not None:
-            reason = "; ".join([shortfall, *notes])
-            failure = Ending(Status.FAILED, Cause.CONTRADICTION, reason)
-        return failure or Ending(Status.COMPLETED, None, "; ".join(notes) or None)
-
-    def _describe(self, command: CommandLine) -> dict[str, Any]:
-        return {
-            "argv": command.argv,
-            "cwd": str(command.folder.absolute()),
-            "metrics": asdict(self._command.metrics),
-        }
+        return Ending(
+            Status.COMPLETED if shortfall is None else Status.FAILED,
+            None if shortfall is None else Cause.CONTRADICTION,
+            "; ".join(filter(None, [shortfall, *notes])) or None,
+        )
 
 
 if __name__ == "__main__":

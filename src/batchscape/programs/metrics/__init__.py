@@ -1,8 +1,8 @@
-"""Reading the metrics of other people's programs, and the batch that they really used.
+"""Reading the metrics of other people's programs.
 
 `open_reader` returns a reader, whose `read` gives a `Log`: rows of the tables `steps` and
-`evals`, the batch as observed with a source for each number, and contradictions. A number that
-a program does not log as the tables define it stays missing, with the reason.
+`evals`, what is said of the batch with a source for each number, and contradictions. A number
+that a program does not log as the tables define it stays missing, with the reason.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from batchscape.config.metrics import (
 )
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.columns import JsonlReader, RegexReader
-from batchscape.programs.metrics.log import Log, Observed, Reader
+from batchscape.programs.metrics.log import Log, Reader
 from batchscape.programs.metrics.recorded import RecorderReader
 from batchscape.programs.metrics.trainer_state import TrainerStateReader
+from batchscape.recorder import FOLDER
 
-__all__ = ["Log", "Observed", "Reader", "open_reader"]
+__all__ = ["Log", "Reader", "open_reader"]
 
 _PRINTED = "log.txt"
 
@@ -38,21 +39,18 @@ def open_reader(
     printed_before: int = 0,
 ) -> Reader:
     """Return the reader of one run's metrics."""
-    printed = run_dir / _PRINTED if printed is None else printed
     match config:
         case RecorderMetrics():
-            return RecorderReader(run_dir, geometry, sequence_length)
-        case TrainerStateMetrics(path=path, eval_loss=key):
-            return TrainerStateReader(run_dir / path, geometry, sequence_length, eval_loss=key)
-        case JsonlMetrics(path=path):
-            return JsonlReader(config, run_dir / path, geometry, sequence_length)
-        case RegexMetrics(path=path):
-            is_printed = Path(path) == Path(_PRINTED)
-            return RegexReader(
-                config,
-                printed if is_printed else run_dir / path,
-                geometry,
-                sequence_length,
-                begin=printed_before if is_printed else 0,
+            return RecorderReader(run_dir / FOLDER, geometry, sequence_length)
+        case TrainerStateMetrics():
+            return TrainerStateReader(
+                run_dir / config.path, geometry, sequence_length, config.eval_loss
             )
+        case JsonlMetrics():
+            return JsonlReader(config, run_dir / config.path, geometry, sequence_length)
+        case RegexMetrics():
+            path, begin = run_dir / config.path, 0
+            if printed is not None and Path(config.path) == Path(_PRINTED):
+                path, begin = printed, printed_before
+            return RegexReader(config, path, geometry, sequence_length, begin)
     assert_never(config)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,18 +19,23 @@ from batchscape.config.metrics import (
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.endings import FAILED_START
-from batchscape.programs.metrics.log import Log, ObservedBatch, finish, settle_loss
+from batchscape.programs.metrics.log import (
+    Log,
+    MetricRows,
+    Reader,
+    drop_counts_since_start,
+    settle_loss,
+)
 from batchscape.programs.metrics.numbers import (
     as_count,
     as_row,
     content_of,
-    drawn_lines_of,
+    lines_of,
     whole_lines,
 )
-from batchscape.programs.metrics.rows import MetricRows, Row, drop_counts_since_start
 
 
-class ColumnReader(ABC):
+class ColumnReader(Reader):
     """Reads a text; a format says what is in a line of it."""
 
     def __init__(
@@ -40,61 +44,41 @@ class ColumnReader(ABC):
         path: Path,
         geometry: BatchGeometry,
         sequence_length: int | None,
-        *,
         begin: int = 0,
     ) -> None:
+        super().__init__(path, geometry, sequence_length)
         self._config = config
-        self._path = path
-        self._name = path.name
-        self._geometry = geometry
-        self._sequence_length = sequence_length
+        self.source = path.name
         self._begin = begin
-        self._rows_before: tuple[list[Row], list[Row]] = [], []
-        """Steps and evaluations of the last read: a program may overwrite its log."""
-        self._text_of_earlier_starts = b""
-        """Read before the program is started, as it may overwrite its log."""
-        self._forget_all()
+        self._first_step: int | None = None
+        """The lowest optimizer step that was ever read."""
+        self._earlier_text = b""
+        """Of earlier starts: read before the program is started."""
         with contextlib.suppress(RecordError):
-            self.read()
-        with contextlib.suppress(RecordError):
-            self._text_of_earlier_starts = whole_lines((content_of(path) or b"")[begin:])
+            self._earlier_text = whole_lines(content_of(path)[begin:])
+            self._read(final=False)
 
     def _forget_all(self) -> None:
         """Forget all that was read."""
-        self._steps, self._evals = MetricRows(self._name), MetricRows(self._name)
-        self._is_redrawn = False
-        self._counts_by_name: dict[str, dict[int, None]] = {}
+        self._steps, self._evals = MetricRows(self.source), MetricRows(self.source)
+        self._readings: dict[tuple[str, int], str] = {}
         self._columns: set[str] = set()
-        self._non_finite_counts: dict[str, int] = {}
-        self._since_start: dict[str, int] = {}
 
-    def read(self, *, final: bool = False) -> Log:
-        """Return what the text holds by now."""
+    def _read(self, *, final: bool) -> Log:
         self._forget_all()
-        content = (content_of(self._path) or b"")[self._begin :]
-        # A log that the program overwrote no longer begins with the text of earlier starts.
-        earlier_text = self._text_of_earlier_starts
-        if not content.startswith(earlier_text):
-            earlier_text = b""
-        self._take_all(drawn_lines_of(earlier_text))
-        if earlier_text:
+        content = content_of(self._path)[self._begin :]
+        # A number may be cut off in a last line without its end, but not in a whole object.
+        text = content if final and content.endswith(b"}") else whole_lines(content)
+        if self._earlier_text and text.startswith(self._earlier_text):
+            for line in lines_of(self._earlier_text):
+                self._take(line)
             self._starts_again()
-        self._take_all(drawn_lines_of(whole_lines(content)[len(earlier_text) :]))
+            text = text[len(self._earlier_text) :]
+        for line in lines_of(text):
+            self._take(line)
         if final:
-            # A last line without its end counts if it is complete.
-            last_lines = drawn_lines_of(content[content.rfind(b"\n") + 1 :])
-            if last_lines and not self._is_whole(last_lines[-1][0]):
-                last_lines.pop()
-            self._take_all(last_lines)
             self._check_end()
         return self._log()
-
-    def _take_all(self, lines: list[tuple[str, bool]]) -> None:
-        # With several micro-batches or ranks each may have drawn the line.
-        has_one_micro_batch = self._geometry.global_batch_size == self._geometry.micro_batch_size
-        for line, is_redrawn in lines:
-            self._is_redrawn = is_redrawn and has_one_micro_batch
-            self._take(line)
 
     def _starts_again(self) -> None:
         """Note that the following lines are of another start of the program."""
@@ -106,96 +90,60 @@ class ColumnReader(ABC):
         """Add what a line says, or raise a RecordError."""
 
     @abstractmethod
-    def _is_whole(self, line: str) -> bool:
-        """Return whether a last line without its end is complete."""
-
-    @abstractmethod
     def _check_end(self) -> None:
         """Raise a RecordError where the whole text lacks what the configuration names."""
 
-    def _add(
-        self, values: Mapping[str, object], tables: tuple[str, ...], where: str, line: str
-    ) -> None:
+    def _add(self, values: Mapping[str, object], where: str, line: str, *tables: str) -> None:
         """Add what one line says."""
         self._columns |= values.keys()
         for name in GEOMETRY_NAMES:
             if name in values:
                 count = as_count(values[name], f"{where}: {name}")
-                self._counts_by_name.setdefault(name, {})[count] = None
+                self._readings.setdefault((name, count), self.source)
         for table in tables:
             columns = STEP_COLUMNS if table == "steps" else EVALUATION_COLUMNS
-            table_values = {name: values[name] for name in columns if name in values}
-            if "optimizer_step" not in table_values:
-                msg = f"{where} has {', '.join(sorted(table_values))}, but no optimizer_step"
-                raise RecordError(msg)
+            # A line without its step is refused.
+            table_values = {"optimizer_step": values.get("optimizer_step")}
+            table_values |= {name: values[name] for name in columns if name in values}
             row = as_row(table_values, self._config.units, where)
-            for name in table_values.keys() - row.keys():
-                self._non_finite_counts[name] = self._non_finite_counts.get(name, 0) + 1
             if table == "steps":
                 row["optimizer_step"] += 1 - self._config.first_step
                 if self._steps.goes_back(row, line):
                     self._evals.cut(int(row["optimizer_step"]))
-                self._steps.add(row, 1, line, is_redrawn=self._is_redrawn)
+                self._steps.add(row, 1, line)
             else:
                 self._evals.add(row, 0, line)
 
     def _log(self) -> Log:
-        (steps, evals), batch = self._with_overwritten(), ObservedBatch()
-        for name, counts in self._counts_by_name.items():
-            for count in counts:
-                batch.put(name, count, self._name)
+        steps = self._steps.get()
+        # Another rank may have printed the same steps, but no evaluation.
+        evals = self._evals.get(with_dropped=self._steps.repeats_are_equal)
+        if steps:
+            first_step = int(steps[0]["optimizer_step"])
+            if self._first_step is not None and first_step > self._first_step:
+                msg = (
+                    f"{self._path} has been written over and begins with optimizer step "
+                    f"{first_step} now: let a program that goes on append to its log"
+                )
+                raise RecordError(msg)
+            self._first_step = first_step
         sources: dict[str, str] = {}
+        if (begin := self._steps.continued_from) is not None:
+            for name in drop_counts_since_start(steps, evals, begin):
+                sources[name] = (
+                    f"not read from optimizer step {begin} on: the program was started again, and "
+                    "may count from there"
+                )
         if repeats := self._steps.repeats():
             sources["optimizer_step"] = repeats
         if repeats := self._evals.repeats("evaluations of optimizer steps"):
             sources["eval_loss"] = repeats
         if self._config.loss_of == "other":
-            ranks = batch.value("world_size") or self._geometry.data_parallel_size
-            micro_steps = batch.value("gradient_accumulation_steps")
-            parts = ranks * (micro_steps or self._geometry.gradient_accumulation_steps)
+            geometry = self._geometry
+            parts = geometry.data_parallel_size * geometry.gradient_accumulation_steps
             if why_missing := settle_loss(steps, parts):
                 sources["loss"] = why_missing
-        if any("step_time_s" in row for row in steps):
-            sources["step_time_s"] = f"as {self._name} has it"
-        for name, count in self._non_finite_counts.items():
-            sources[name] = f"missing in {count} rows: {self._name} has no finite number there"
-        for name, begin in self._since_start.items():
-            sources[name] = (
-                f"not read from optimizer step {begin} on: the program was started again, and may "
-                "count from there"
-            )
-        return finish(
-            steps,
-            evals,
-            batch,
-            geometry=self._geometry,
-            sequence_length=self._sequence_length,
-            sources=sources,
-            source=self._name,
-        )
-
-    def _with_overwritten(self) -> tuple[list[Row], list[Row]]:
-        """Return the rows, preceded by those of the last read that the text no longer has."""
-        steps, evals = self._steps.get(), self._evals.get()
-        if self._steps.repeats_are_equal:
-            # Another rank printed the same steps, but perhaps no evaluation.
-            evals = self._evals.get_with_dropped()
-        first = steps[0]["optimizer_step"] if steps else math.inf
-        evaluated_steps = {row["optimizer_step"] for row in evals}
-        overwritten_steps, overwritten_evals = (
-            [row for row in rows if row["optimizer_step"] < first] for rows in self._rows_before
-        )
-        begin = int(first) if overwritten_steps and steps else self._steps.continued_from
-        if begin is not None:
-            for name in drop_counts_since_start(steps, evals, begin):
-                self._since_start[name] = begin
-        steps = overwritten_steps + steps
-        evals = [
-            row for row in overwritten_evals if row["optimizer_step"] not in evaluated_steps
-        ] + evals
-        evals.sort(key=lambda row: row["optimizer_step"])
-        self._rows_before = [dict(row) for row in steps], [dict(row) for row in evals]
-        return steps, evals
+        return Log(steps, evals, self._readings, [], sources)
 
 
 _EVALUATION_ONLY = set(EVALUATION_COLUMNS) - set(STEP_COLUMNS)
@@ -215,31 +163,24 @@ class JsonlReader(ColumnReader):
 
     def _take(self, line: str) -> None:
         self._count += 1
-        if not line.strip():
-            return
         where = f"{self._path}, line {self._count}"
         try:
             entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            msg = f"{where} is no JSON ({error}): {line[:60]!r}"
-            raise RecordError(msg) from None
-        if not isinstance(entry, dict):
+            self._keys |= entry.keys()
+        except (ValueError, AttributeError):
             msg = f"{where} is no JSON object: {line[:60]!r}"
-            raise RecordError(msg)
-        self._keys |= entry.keys()
+            raise RecordError(msg) from None
         values = {
             name: entry[key]
             for name, key in self._config.columns.items()
             if entry.get(key) is not None
         }
         measured_columns = values.keys() - {"optimizer_step", *GEOMETRY_NAMES}
-        tables = []
+        tables = ["evals"] if measured_columns & _EVALUATION_ONLY else []
         # Counts and times belong to the step, unless the line is about an evaluation alone.
-        if measured_columns & _TRAINING_ONLY or not measured_columns & _EVALUATION_ONLY:
-            tables += ["steps"] if measured_columns else []
-        if measured_columns & _EVALUATION_ONLY:
-            tables += ["evals"]
-        self._add(values, tuple(tables), where, line)
+        if measured_columns & _TRAINING_ONLY or (measured_columns and not tables):
+            tables.insert(0, "steps")
+        self._add(values, where, line, *tables)
 
     def _check_end(self) -> None:
         if not self._count:
@@ -257,19 +198,13 @@ class JsonlReader(ColumnReader):
             )
             raise RecordError(msg)
 
-    def _is_whole(self, line: str) -> bool:
-        """Whether a line is a whole object: a part of one is no JSON."""
-        try:
-            return isinstance(json.loads(line), dict)
-        except (ValueError, RecursionError):
-            return False
-
 
 _PATTERNS: dict[str, tuple[str, ...]] = {
     "geometry_pattern": (),
     "pattern": ("steps",),
     "evaluation_pattern": ("evals",),
 }
+"""Settings, and the tables that their matches are rows of."""
 
 
 class RegexReader(ColumnReader):
@@ -289,22 +224,16 @@ class RegexReader(ColumnReader):
     def _take(self, line: str) -> None:
         if FAILED_START.match(line):
             self._starts_again()
+        where = f"{self._path}, {line[:60]!r}"
         for setting, pattern in self._patterns.items():
             for match in pattern.finditer(line):
                 self._matched_settings.add(setting)
                 values: dict[str, object] = {
                     name: text for name, text in match.groupdict().items() if text is not None
                 }
-                where = f"{self._path}, {line[:60]!r}"
                 if setting == "evaluation_pattern" and "optimizer_step" not in values:
-                    row = as_row(values, self._config.units, where)
-                    row["optimizer_step"] = self._steps.last_of_all(where)
-                    self._evals.add(row, 0, line)
-                else:
-                    self._add(values, _PATTERNS[setting], where, line)
-
-    def _is_whole(self, line: str) -> bool:  # noqa: ARG002  (a number may be cut off)
-        return False
+                    values["optimizer_step"] = self._steps.last_of_all(where)
+                self._add(values, where, line, *_PATTERNS[setting])
 
     def _check_end(self) -> None:
         for setting in self._patterns.keys() - self._matched_settings:

@@ -1,40 +1,30 @@
-"""What is read from the metrics of another program, and the batch that it really used.
+"""What is read from the metrics of another program: rows, and what they tell of its batch.
 
-Numbers are noted as they are read, each with its source. Others are derived from them in whole
-numbers. A remainder, or two sources that disagree, is a problem: the quantity counts as not
-observed.
+A training counts its optimizer steps up and logs each of them once. It goes back to a lower step
+where it was started again from a checkpoint: the steps after that are dropped. Logs that only look
+so are refused: micro-batches, ranks or two losses with a line each (the same step comes again, with
+other numbers), ranks one after the other or epochs that count anew (the first step comes again,
+with other numbers), and lines of something else (the dropped steps never come).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
+from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
-from batchscape.programs.metrics.rows import Row, fill_counts, fill_train_time
 
+Row = dict[str, int | float]
 
-@dataclass(frozen=True)
-class Observed:
-    """The batch that a program really used, as far as its metrics tell.
-
-    A quantity that is None was not observed; it says nothing about the plan.
-    """
-
-    world_size: int | None = None
-    """Data-parallel ranks."""
-    micro_batch_size: int | None = None
-    """Samples per rank per forward and backward."""
-    gradient_accumulation_steps: int | None = None
-    """Micro-steps per optimizer step, per rank."""
-    global_batch_size: int | None = None
-    """Samples per optimizer step."""
-    tokens_per_optimizer_step: int | None = None
-    """Tokens per optimizer step, where every step has as many."""
-    sources: dict[str, str] = field(default_factory=dict)
-    """By name of the quantity: where it was read, or what it was derived from."""
+_QUOTED_CHARACTERS = 100
+"""Characters of a line that a message quotes."""
+_STEP_COLUMN = "optimizer_step"
+_SINCE_START = ("samples", "tokens", "train_time_s")
+"""Columns that a program may count from its last start."""
 
 
 @dataclass(frozen=True)
@@ -45,162 +35,206 @@ class Log:
     """Rows of the table `steps`, by increasing `optimizer_step`; what is missing has no key."""
     evals: list[dict[str, Any]] = field(default_factory=list)
     """Rows of the table `evals`, by increasing `optimizer_step`."""
-    observed: Observed = field(default_factory=Observed)
+    readings: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Where it was read first, by name and value, of each number about the batch."""
     problems: list[str] = field(default_factory=list)
     """Contradictions within the metrics about the batch: with one of them the run is invalid."""
     sources: dict[str, str] = field(default_factory=dict)
     """By name of a column: where its values come from, or why it is missing."""
 
 
-class Reader(Protocol):
-    """Reads the metrics of one run."""
+class Reader(ABC):
+    """Reads the metrics of one run; a format says what is in them."""
+
+    source: str
+    """What messages call the metrics."""
+
+    def __init__(self, path: Path, geometry: BatchGeometry, sequence_length: int | None) -> None:
+        self._path = path
+        self._geometry = geometry
+        self._sequence_length = sequence_length
 
     def read(self, *, final: bool = False) -> Log:
         """Return what the metrics hold by now; an empty log before the program wrote anything."""
-        ...
+        log = self._read(final=final)
+        for column, name in (
+            ("samples", "global_batch_size"),
+            ("tokens", "tokens_per_optimizer_step"),
+        ):
+            growth, uneven = even_growth(log.steps, column)
+            source = f"{column} in the {self.source}"
+            if growth is not None:
+                log.readings.setdefault((name, growth), source)
+            elif uneven is not None and column == "samples":  # of any number of tokens
+                log.problems.append(f"{source}: {uneven}")
+        for row in (*log.steps, *log.evals):
+            row.setdefault("samples", row[_STEP_COLUMN] * self._geometry.global_batch_size)
+            if self._sequence_length is not None:
+                row.setdefault("tokens", row["samples"] * self._sequence_length)
+        _fill_train_time(log.steps, log.evals)
+        return log
+
+    @abstractmethod
+    def _read(self, *, final: bool) -> Log:
+        """Return what the metrics say themselves."""
 
 
-_FACTORS = ("world_size", "micro_batch_size", "gradient_accumulation_steps")
+class MetricRows:
+    """Rows by increasing optimizer step."""
 
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._rows: dict[int, Row] = {}
+        self._lines: dict[int, str] = {}
+        self._last = -1
+        self._dropped_rows: dict[int, Row] = {}
+        self._expected_steps: set[int] = set()
+        self._repeated_steps: set[int] = set()
+        self._has_other_numbers = False
+        self._is_restarted = False
+        self.continued_from: int | None = None
+        """The lowest step of a later start that goes on with the steps of an earlier one."""
 
-class ObservedBatch:
-    """The batch of a program, put together from what it logs."""
+    def starts_again(self) -> None:
+        """Note that the program was started again: it may do its last steps once more."""
+        self._is_restarted = True
 
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-        self._values: dict[str, int] = {}
-        self._sources: dict[str, str] = {}
-        self._disputed: set[str] = set()
-
-    def put(self, name: str, value: int, source: str) -> None:
-        """Note a number that was read."""
-        if value < 1:
-            self._dispute(name, f"{name} is {value} by {source}")
-        elif self._values.setdefault(name, value) != value:
-            first_source = self._sources[name]
-            self._dispute(
-                name, f"{name} is {self._values[name]} by {first_source}, {value} by {source}"
+    def add(self, row: Row, least: int, line: str = "") -> None:
+        """Add a row; a second row of a step adds columns to the first."""
+        step = int(row[_STEP_COLUMN])
+        if step < least:
+            msg = (
+                f"{self._source}: an optimizer step should be at least {least}, got {step}; a "
+                "program that counts from 0 is read with engine.metrics.first_step=0 (jsonl, "
+                "regex), or tells the recorder one more"
             )
-        else:
-            self._sources.setdefault(name, source)
-
-    def value(self, name: str) -> int | None:
-        """Return a number that was read, if sources agree on it."""
-        return None if name in self._disputed else self._values.get(name)
-
-    def put_growth(
-        self, name: str, rows: Sequence[Mapping[str, Any]], column: str, source: str
-    ) -> None:
-        """Note by how much a running count grows with an optimizer step.
-
-        A count of samples that grows unevenly is a problem, one of tokens is not: samples may
-        be of any length.
-        """
-        steps = [row for row in rows if column in row]
-        points = [(0, 0), *((row["optimizer_step"], row[column]) for row in steps)]
-        size, uneven = even_growth(points)
-        if size is not None:
-            self.put(name, size, source)
-        elif uneven is not None and column == "samples":
-            self._dispute(name, f"{source}: {uneven}")
-
-    def infer(self, sequence_length: int | None) -> Observed:
-        """Return what is observed and what follows from it."""
-        factors = {name: self._values[name] for name in _FACTORS if name in self._values}
-        if len(factors) == len(_FACTORS):
-            self.put("global_batch_size", math.prod(factors.values()), _product(factors))
-        tokens = self._values.get("tokens_per_optimizer_step")
-        if tokens is not None and sequence_length is not None:
-            self._count_samples(tokens, sequence_length)
-        global_batch = self._values.get("global_batch_size")
-        if len(factors) == len(_FACTORS) - 1 and global_batch is not None:
-            (unknown_factor,) = set(_FACTORS) - set(factors)
-            self._divide(unknown_factor, global_batch, factors)
-        undisputed = {
-            name: value for name, value in self._values.items() if name not in self._disputed
-        }
-        return Observed(**undisputed, sources={name: self._sources[name] for name in undisputed})
-
-    def _count_samples(self, tokens: int, length: int) -> None:
-        """Derive samples from tokens: those read, or those predicted, one less a sample."""
-        lengths = [n for n in (length, length - 1) if n and tokens % n == 0]
-        sizes = [tokens // n for n in lengths]
-        source = self._sources["tokens_per_optimizer_step"]
-        observed = self._values.get("global_batch_size")
-        if "tokens_per_optimizer_step" in self._disputed:
-            return
-        if not sizes or (len(sizes) > 1 and observed is not None and observed not in sizes):
-            self.problems.append(
-                f"{tokens} tokens an optimizer step ({source}) are not those of "
-                f"{observed or 'whole'} samples of {length} tokens, nor of {length - 1} labels"
+            raise RecordError(msg)
+        self._expected_steps.discard(step)
+        if self._expected_steps and (skipped_step := min(self._expected_steps)) < step:
+            msg = (
+                f"{self._source}: optimizer step {skipped_step} was logged, then a lower "
+                f"one, and now {step} without it: {line.strip()[:_QUOTED_CHARACTERS]!r}; if lines "
+                "of something else are read as optimizer steps, let engine.metrics name what only "
+                "steps have"
             )
-        elif len(sizes) == 1:
-            self.put("global_batch_size", sizes[0], f"{tokens} ({source}) / {lengths[0]} tokens")
+            raise RecordError(msg)
+        known_row = self._rows.get(step, {})
+        if not self._is_restarted:
+            self._refuse_other_numbers(row, line)
+        self._is_restarted = False
+        earlier_row = known_row or self._dropped_rows.get(step, {})
+        if _shared_columns(earlier_row, row):
+            self._repeated_steps.add(step)
+        self._has_other_numbers |= bool(_differing_columns(earlier_row, row))
+        self._rows[step] = known_row | row
+        self._lines[step] = line
+        self._last = max(self._last, step)
 
-    def _divide(self, name: str, global_batch: int, parts: Mapping[str, int]) -> None:
-        if "global_batch_size" in self._disputed or self._disputed & parts.keys():
-            return
-        text = f"global_batch_size {global_batch} ({self._sources['global_batch_size']})"
-        text = f"{text} / ({_product(parts)})"
-        quotient, remainder = divmod(global_batch, math.prod(parts.values()))
-        if remainder:
-            self.problems.append(f"{name} is no whole number: {text}")
-        else:
-            self.put(name, quotient, text)
+    def goes_back(self, row: Row, line: str = "") -> bool:
+        """Drop the steps from a row's on if the training goes back to it, and return whether."""
+        step = int(row[_STEP_COLUMN])
+        known_row = self._rows.get(step)
+        if step > self._last or (step == self._last and not self._is_restarted):
+            return False
+        if known_row and not _shared_columns(known_row, row):
+            return False  # another line of the same step, with other columns
+        if step == min(self._rows) and not self._is_restarted:
+            # Ranks or epochs that begin anew would have other numbers in the first step.
+            self._refuse_other_numbers(row, line)
+        self._expected_steps |= {later for later in self._rows if later > step}
+        self.cut(step)
+        self.continued_from = min(step, self.continued_from or step) if self._rows else None
+        return True
 
-    def _dispute(self, name: str, problem: str) -> None:
-        self._disputed.add(name)
-        if problem not in self.problems:
-            self.problems.append(problem)
+    def cut(self, step: int) -> None:
+        """Drop the rows from an optimizer step on."""
+        for later in [k for k in self._rows if k >= step]:
+            self._dropped_rows[later] = self._rows.pop(later)
+        self._last = max(self._rows, default=-1)
+
+    def last_of_all(self, where: str) -> int:
+        """Return the last optimizer step, 0 where there is none yet."""
+        last = max(self._last, 0)
+        if last != len(self._rows):
+            msg = (
+                f"{where}: an evaluation without its optimizer step is of the one printed last, "
+                f"but only {len(self._rows)} of {last} steps were printed; let the program print "
+                "every step, or the step of an evaluation"
+            )
+            raise RecordError(msg)
+        return last
+
+    def get(self, *, with_dropped: bool = False) -> list[Row]:
+        """Return copies of the rows, and of dropped ones whose step did not come again."""
+        rows = self._dropped_rows | self._rows if with_dropped else self._rows
+        return [dict(row) for _, row in sorted(rows.items())]
+
+    @property
+    def repeats_are_equal(self) -> bool:
+        """Whether all that was dropped came again, with the same numbers."""
+        return not self._has_other_numbers and self._dropped_rows.keys() <= self._rows.keys()
+
+    def repeats(self, what: str = "optimizer steps") -> str | None:
+        """Return which optimizer steps have rows more than once; None: none has."""
+        if not self._repeated_steps:
+            return None
+        return (
+            f"{what} {min(self._repeated_steps)} to {max(self._repeated_steps)} come again in its "
+            "metrics, as after a restart: the last lines count"
+        )
+
+    def _refuse_other_numbers(self, row: Row, line: str) -> None:
+        """Refuse a row whose step has other numbers already."""
+        step = int(row[_STEP_COLUMN])
+        known_row = self._rows.get(step, {})
+        for name in _differing_columns(known_row, row):
+            lines = [text.strip()[:_QUOTED_CHARACTERS] for text in (self._lines[step], line)]
+            quotes = f", in {lines[0]!r} and {lines[1]!r}" if any(lines) else ""
+            msg = (
+                f"{self._source}: optimizer step {step} comes again with another {name}, "
+                f"{known_row[name]:g} and then {row[name]:g}{quotes}: micro-batches, ranks, epochs "
+                "that count anew or two kinds of lines are read as optimizer steps; let the "
+                "program log each step and each evaluation once, or engine.metrics name what only "
+                "one kind has"
+            )
+            raise RecordError(msg)
 
 
-def even_growth(points: Iterable[tuple[int, int]]) -> tuple[int | None, str | None]:
-    """Return the growth of a count with each optimizer step, or where it is uneven."""
-    size: int | None = None
-    previous: tuple[int, int] | None = None
-    for step, count in points:
-        if previous is not None:
-            growth, remainder = divmod(count - previous[1], step - previous[0])
-            if remainder or (size is not None and growth != size):
-                usual = "" if size is None else f", {size} a step before"
-                return None, (
-                    f"optimizer steps {previous[0] + 1} to {step} took {count - previous[1]}{usual}"
-                )
-            size = growth
-        previous = (step, count)
+def _shared_columns(earlier_row: Row, row: Row) -> list[str]:
+    """Return the columns beside the step that two rows have."""
+    return sorted(earlier_row.keys() & row.keys() - {_STEP_COLUMN})
+
+
+def _differing_columns(earlier_row: Row, row: Row) -> list[str]:
+    """Return the columns of which two rows have other numbers; each rank has its own times."""
+    return [
+        name
+        for name in _shared_columns(earlier_row, row)
+        if not name.endswith("_s") and repr(earlier_row[name]) != repr(row[name])
+    ]
+
+
+def drop_counts_since_start(steps: list[Row], evals: list[Row], begin: int) -> list[str]:
+    """Drop what a program may count from its last start, of which `begin` is the first step."""
+    later = [row for row in (*steps, *evals) if row[_STEP_COLUMN] >= begin]
+    dropped = [name for name in _SINCE_START if any(name in row for row in later)]
+    for row in later:
+        for name in dropped:
+            row.pop(name, None)
+    return dropped
+
+
+def even_growth(rows: list[Row], column: str) -> tuple[int | None, str | None]:
+    """Return by how much each optimizer step adds to a count, or where that is uneven."""
+    counts = [(int(row[_STEP_COLUMN]), int(row[column])) for row in rows if column in row]
+    if not counts:
+        return None, None
+    first_step, first_count = counts[0]
+    size = first_count // first_step
+    for step, count in counts:
+        if count != size * step:
+            return None, f"{count} after optimizer step {step}, and not {size} a step"
     return size, None
-
-
-def _product(parts: Mapping[str, int]) -> str:
-    return " x ".join(f"{name} {value}" for name, value in parts.items())
-
-
-def finish(
-    steps: list[Row],
-    evals: list[Row],
-    batch: ObservedBatch,
-    *,
-    geometry: BatchGeometry,
-    sequence_length: int | None,
-    sources: dict[str, str],
-    source: str,
-) -> Log:
-    """Infer the batch and fill in counts and times."""
-    batch.put_growth("global_batch_size", steps, "samples", f"samples in the {source}")
-    batch.put_growth("tokens_per_optimizer_step", steps, "tokens", f"tokens in the {source}")
-    observed = batch.infer(sequence_length)
-    size = observed.global_batch_size
-    basis = "planned" if size is None else "observed"
-    derivations = {"samples": f"optimizer steps x {basis} global batch size"}
-    if sequence_length is not None:
-        derivations["tokens"] = "samples x sequence length"
-    for name, origin in derivations.items():
-        if steps and not any(name in row for row in steps):
-            sources.setdefault(name, f"not logged; {origin}")
-    for rows in (steps, evals):
-        fill_counts(rows, size or geometry.global_batch_size, sequence_length)
-    fill_train_time(steps, evals)
-    return Log(steps, evals, observed, batch.problems, sources)
 
 
 def settle_loss(steps: list[Row], parts: int = 1) -> str | None:
@@ -212,7 +246,7 @@ def settle_loss(steps: list[Row], parts: int = 1) -> str | None:
     for row in steps:
         if "loss" not in row:
             continue
-        step = int(row["optimizer_step"])
+        step = int(row[_STEP_COLUMN])
         if (parts > 1 or step - previous > 1) and math.isfinite(row["loss"]):
             del row["loss"]
             removed += 1
@@ -220,3 +254,19 @@ def settle_loss(steps: list[Row], parts: int = 1) -> str | None:
     if not removed:
         return None
     return f"missing in {removed} rows: the program may log the mean of a part, or of several steps"
+
+
+def _fill_train_time(steps: list[Row], evals: list[Row]) -> None:
+    """Add up the times of the steps, as far as none is missing."""
+    total = 0.0
+    times: dict[int | float, int | float] = {}
+    for number, row in enumerate(steps, start=1):
+        total += row.get("step_time_s", math.nan) if row[_STEP_COLUMN] == number else math.nan
+        if not math.isnan(total):
+            row.setdefault("train_time_s", total)
+        if "train_time_s" in row:
+            times[row[_STEP_COLUMN]] = row["train_time_s"]
+    times.setdefault(0, 0.0)
+    for row in evals:
+        if row[_STEP_COLUMN] in times:
+            row.setdefault("train_time_s", times[row[_STEP_COLUMN]])

@@ -10,11 +10,8 @@ from typing import Any
 
 from batchscape.config.metrics import EVALUATION_COLUMNS, GEOMETRY_NAMES, STEP_COLUMNS
 from batchscape.errors import DamageError, RecordError
-from batchscape.geometry import BatchGeometry
-from batchscape.programs.metrics.log import Log, ObservedBatch, finish
-from batchscape.programs.metrics.numbers import as_count, as_row, content_of, lines_of, whole_lines
-from batchscape.programs.metrics.rows import MetricRows
-from batchscape.recorder import FOLDER
+from batchscape.programs.metrics.log import Log, MetricRows, Reader, Row
+from batchscape.programs.metrics.numbers import content_of, lines_of, whole_lines
 
 
 @dataclass
@@ -29,30 +26,22 @@ class _Rank:
     """Training time of the rows that earlier starts left."""
 
 
-class RecorderReader:
+class RecorderReader(Reader):
     """Reads the files of all ranks."""
 
-    def __init__(self, run_dir: Path, geometry: BatchGeometry, sequence_length: int | None) -> None:
-        self._folder = run_dir / FOLDER
-        self._geometry = geometry
-        self._sequence_length = sequence_length
-        self._forget_all()
+    source = "recorder"
 
-    def _forget_all(self) -> None:
+    def _read(self, *, final: bool) -> Log:
         self._ranks: dict[Path, _Rank] = {}
         self._steps = MetricRows("the recorder")
         self._evals = MetricRows("the recorder")
         self._windows: set[int] = set()
-
-    def read(self, *, final: bool = False) -> Log:
-        """Return what was recorded by now."""
-        self._forget_all()
-        for path in sorted(self._folder.glob("rank_*.jsonl")):
-            for line in lines_of(whole_lines(content_of(path) or b"")):
+        for path in sorted(self._path.glob("rank_*.jsonl")):
+            for line in lines_of(whole_lines(content_of(path))):
                 self._take(path, line)
         if final and not any(rank.begins for rank in self._ranks.values()):
             msg = (
-                f"{self._folder} is empty: the program made no batchscape.recorder.Recorder (or "
+                f"{self._path} is empty: the program made no batchscape.recorder.Recorder (or "
                 f"runs in an environment without BATCHSCAPE_RUN_DIR)"
             )
             raise RecordError(msg)
@@ -62,91 +51,62 @@ class RecorderReader:
         try:
             event = json.loads(line)
             kind = event.pop("event")
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        except (ValueError, KeyError, AttributeError, TypeError):
             msg = f"{path} is damaged: {line[:60]!r} is none of the recorder's lines"
             raise DamageError(msg) from None
         rank = self._ranks.setdefault(path, _Rank())
         if kind == "begin":
-            start = (
-                as_count(event.get("attempt", 0), f"{path}: attempt"),
-                as_count(event.get("restart", 0), f"{path}: restart"),
-            )
+            start = event.get("attempt", 0), event.get("restart", 0)
             if start != rank.start:
-                rank.start, rank.begins, rank.problems = start, [], []
-                rank.time_before_s = -1.0
+                self._ranks[path] = rank = _Rank(start, time_before_s=-1.0)
             rank.begins.append(event)
         elif kind == "problem":
-            rank.problems.append(str(event.get("message")))
+            rank.problems.append(event["message"])
         elif kind == "step":
-            self._step(rank, event, str(path))
+            row = self._row(rank, event, STEP_COLUMNS)
+            if "loss_window" in event:
+                self._windows.add(event["loss_window"])
+                # A mean over several steps is the loss of no step; but if it is not finite, one
+                # of their losses is not.
+                if math.isfinite(row.get("loss", 0.0)):
+                    row.pop("loss", None)
+            self._steps.add(row, least=1)
         elif kind == "evaluation":
-            self._evals.add(self._row(rank, event, EVALUATION_COLUMNS, str(path)), least=0)
+            self._evals.add(self._row(rank, event, EVALUATION_COLUMNS), least=0)
 
-    def _step(self, rank: _Rank, event: dict[str, Any], where: str) -> None:
-        window = event.pop("loss_window", 1)
-        row = self._row(rank, event, STEP_COLUMNS, where)
-        if window != 1:
-            self._windows.add(as_count(window, f"{where}: loss_window"))
-            # A mean over several steps is the loss of no step; but if it is not finite, one of
-            # their losses is not.
-            if math.isfinite(row.get("loss", 0.0)):
-                row.pop("loss", None)
-        self._steps.add(row, least=1)
-
-    def _row(
-        self, rank: _Rank, event: dict[str, Any], columns: tuple[str, ...], where: str
-    ) -> dict[str, int | float]:
-        if "optimizer_step" not in event:
-            msg = f"{where} is damaged: an event has no optimizer_step"
-            raise DamageError(msg)
-        values = {name: event[name] for name in columns if name in event}
-        row = as_row(values, {}, where)
+    def _row(self, rank: _Rank, event: dict[str, Any], columns: tuple[str, ...]) -> Row:
+        row = {name: event[name] for name in columns if name in event}
         if rank.time_before_s < 0:
             # This start does the steps after its checkpoint again.
             self._steps.cut(int(row["optimizer_step"]))
             self._evals.cut(int(row["optimizer_step"]))
-            times_s = (row.get("train_time_s", 0.0) for row in self._steps.get())
+            times_s = (earlier.get("train_time_s", 0.0) for earlier in self._steps.get())
             rank.time_before_s = max(times_s, default=0.0)
         if "train_time_s" in row:
             row["train_time_s"] += rank.time_before_s
         return row
 
     def _log(self) -> Log:
-        steps, evals, batch = self._steps.get(), self._evals.get(), ObservedBatch()
+        log = Log(self._steps.get(), self._evals.get())
         start = max((rank.start for rank in self._ranks.values()), default=None)
         latest_ranks = {path: rank for path, rank in self._ranks.items() if rank.start == start}
         for path, rank in latest_ranks.items():
-            batch.problems += [f"{path.stem}: {problem}" for problem in rank.problems]
+            log.problems.extend(f"{path.stem}: {problem}" for problem in rank.problems)
             if len(rank.begins) > 1:
-                pids = ", ".join(str(begin.get("pid")) for begin in rank.begins)
-                batch.problems.append(
-                    f"{len(rank.begins)} recorders are {path.stem} (processes {pids}): every "
-                    f"process trains for itself, or a script made two recorders"
+                log.problems.append(
+                    f"{len(rank.begins)} recorders are {path.stem}: every process trains for "
+                    "itself, or a script made two recorders"
                 )
             for begin in rank.begins:
                 for name in GEOMETRY_NAMES:
                     if name in begin:
-                        count = as_count(begin[name], f"{path}: {name}")
-                        batch.put(name, count, "the recorder, as the script says")
-        world_size = batch.value("world_size")
-        if world_size is not None and len(latest_ranks) > world_size:
-            batch.problems.append(
-                f"{len(latest_ranks)} ranks made a recorder of world_size {world_size}"
-            )
-        sources = {}
-        if any("step_time_s" in row for row in steps):
-            sources["step_time_s"] = "between calls of the recorder, on rank 0"
+                        reading = name, begin[name]
+                        log.readings.setdefault(reading, "the recorder, as the script says")
+        if len(latest_ranks) > (planned := self._geometry.data_parallel_size):
+            log.problems.append(f"{len(latest_ranks)} ranks made a recorder, instead of {planned}")
         if self._windows:
-            sources["loss"] = (
+            log.sources["loss"] = (
                 f"missing where it is a mean over {sorted(self._windows)} optimizer steps; log "
                 f"every step to have it"
             )
-        return finish(
-            steps,
-            evals,
-            batch,
-            geometry=self._geometry,
-            sequence_length=self._sequence_length,
-            sources=sources,
-            source="recorder",
-        )
+        return log

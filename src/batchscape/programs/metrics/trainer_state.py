@@ -17,9 +17,8 @@ from typing import Any
 
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
-from batchscape.programs.metrics.log import Log, ObservedBatch, finish, settle_loss
+from batchscape.programs.metrics.log import Log, MetricRows, Reader, Row, settle_loss
 from batchscape.programs.metrics.numbers import as_count, as_float, as_row, content_of
-from batchscape.programs.metrics.rows import MetricRows, Row
 
 _FILE = "trainer_state.json"
 _STEP = {"loss": "loss", "grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
@@ -27,39 +26,33 @@ _EVALUATION = {"loss": "eval_loss", "accuracy": "eval_accuracy", "runtime": "eva
 """Behind the prefix of an evaluation set: `eval`, or `eval_<name>` of one of several."""
 
 
-class TrainerStateReader:
+class TrainerStateReader(Reader):
     """Reads the state that the `Trainer` saved last."""
+
+    source = _FILE
 
     def __init__(
         self,
         path: Path,
         geometry: BatchGeometry,
         sequence_length: int | None,
-        *,
         eval_loss: str | None = None,
     ) -> None:
+        super().__init__(path, geometry, sequence_length)
         self._eval_loss = eval_loss
-        self._path = path
-        self._geometry = geometry
-        self._sequence_length = sequence_length
 
-    def read(self, *, final: bool = False) -> Log:
-        """Return what the last saved state holds."""
+    def _read(self, *, final: bool) -> Log:
         states = self._states(final=final)
-        if not states:
-            if final:
-                msg = (
-                    f"no {_FILE} in {self._path} or its checkpoints: call trainer.save_state() "
-                    f"after trainer.train(), or name the output folder in metrics.path"
-                )
-                raise RecordError(msg)
-            return Log()
-        path, state = max(states.items(), key=lambda item: item[1]["global_step"])
-        try:
+        if states:
+            path, state = max(states.items(), key=lambda item: item[1]["global_step"])
             return self._log(state, path)
-        except RecursionError:
-            msg = f"{path} is nested too deeply"
-            raise RecordError(msg) from None
+        if final:
+            msg = (
+                f"no {_FILE} in {self._path} or its checkpoints: call trainer.save_state() "
+                f"after trainer.train(), or name the output folder in metrics.path"
+            )
+            raise RecordError(msg)
+        return Log()
 
     def _states(self, *, final: bool) -> dict[Path, dict[str, Any]]:
         paths = [self._path]
@@ -68,13 +61,13 @@ class TrainerStateReader:
         states = {}
         for path in paths:
             content = content_of(path)
-            if content is None:
+            if not content:
                 continue
             try:
                 state = json.loads(content)
                 step = as_count(state["global_step"], "global_step")
                 states[path] = {**state, "global_step": step}
-            except (ValueError, LookupError, TypeError, RecursionError, RecordError) as error:
+            except (ValueError, LookupError, TypeError, RecordError) as error:
                 # The Trainer may be in the midst of writing it.
                 if final:
                     msg = f"{path} is no state of a Trainer: {error}"
@@ -83,40 +76,27 @@ class TrainerStateReader:
 
     def _log(self, state: Mapping[str, Any], path: Path) -> Log:
         history = state.get("log_history") or []
-        if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
-            msg = f"{path}: log_history should be a list of objects"
-            raise RecordError(msg)
         sources = {"loss": "mean over ranks of the means that the Trainer takes"}
         held_out = self._held_out(history, path, sources)
         is_best = state.get("best_model_checkpoint") is not None
-        rows, evals = self._rows(history, path, held_out, sources, best=is_best)
-        for row in rows:
+        steps, evals = _rows(history, path, held_out, sources, best=is_best)
+        for row in steps:
             # The Trainer logs 0 for a loss that is not a number (`logging_nan_inf_filter`).
             if "loss" in row and math.isnan(row.get("gradient_norm", 0.0)):
                 if row["loss"] == 0:
                     row["loss"] = math.nan
                 elif math.isfinite(row["loss"]):
                     del row["loss"]
-        batch = self._batch(state, history, path)
-        if missing := settle_loss(rows):
+        if missing := settle_loss(steps):
             sources["loss"] = f"{missing}; set logging_steps=1 to have it"
-        if state["global_step"] > (rows[-1]["optimizer_step"] if rows else 0):
-            rows.append({"optimizer_step": state["global_step"]})
-        _time_steps(rows, evals, state)
-        log = finish(
-            rows,
-            evals,
-            batch,
-            geometry=self._geometry,
-            sequence_length=self._sequence_length,
-            sources=sources,
-            source=path.name,
-        )
+        if state["global_step"] > (steps[-1]["optimizer_step"] if steps else 0):
+            steps.append({"optimizer_step": state["global_step"]})
+        _time_steps(steps, evals, state)
         if self._sequence_length is None:
-            for row in log.steps:
+            for row in steps:
                 row.pop("tokens", None)
-            log.sources["tokens"] = "missing: the Trainer counts inputs, padding perhaps included"
-        return log
+            sources["tokens"] = "missing: the Trainer counts inputs, padding perhaps included"
+        return Log(steps, evals, _readings(state, history, path), [], sources)
 
     def _held_out(self, history: list[dict[str, Any]], path: Path, sources: dict[str, str]) -> str:
         """Return the key of the held-out loss; note where there are several."""
@@ -128,70 +108,67 @@ class TrainerStateReader:
             # A metric may have such a name, too.
             if key == "eval_loss" or f"{key[:-5]}_runtime" in entry
         )
+        chosen = self._eval_loss or "eval_loss"
+        if not keys or any(chosen in entry for entry in history):
+            return chosen
         if self._eval_loss is not None:
-            if keys and not any(self._eval_loss in entry for entry in history):
-                msg = f"{path} has no {self._eval_loss}, but {', '.join(keys)}"
-                raise RecordError(msg)
-            return self._eval_loss
-        if "eval_loss" in keys or not keys:
-            return "eval_loss"
+            msg = f"{path} has no {chosen}, but {', '.join(keys)}"
+            raise RecordError(msg)
         if len(keys) > 1:
             sources["eval_loss"] = (
                 f"there is no held-out loss: the Trainer has several, {', '.join(keys)}; say which "
                 "with engine.metrics.eval_loss"
             )
-            return "eval_loss"
+            return chosen
         (only_key,) = keys
         sources["eval_loss"] = f"the held-out loss is {only_key}, of the only evaluation set"
         return only_key
 
-    @staticmethod
-    def _rows(
-        history: list[dict[str, Any]],
-        path: Path,
-        held_out: str,
-        sources: dict[str, str],
-        *,
-        best: bool,
-    ) -> tuple[list[Row], list[Row]]:
-        steps, evals = MetricRows(str(path)), MetricRows(str(path))
-        evaluated_s, last_step, has_trained = 0.0, -1, False
-        columns = {held_out[:-4] + end: column for end, column in _EVALUATION.items()}
-        for number, entry in enumerate(history):
-            where = f"{path}, log_history[{number}]"
-            has_trained |= "train_loss" in entry
-            if row := _row(entry, "loss", _STEP, where):
-                steps.add(row | _counts(entry, evaluated_s, where), least=1)
-            # After the training the best model may be loaded, which is not that of the last step;
-            # and a model that was evaluated may be evaluated once more.
-            row = _row(entry, held_out, columns, where)
-            if (
-                row is not None
-                and row["optimizer_step"] != last_step
-                and not (has_trained and best)
-            ):
-                last_step = int(row["optimizer_step"])
-                evals.add(row, least=0)
-            evaluated_s += _evaluated_s(entry)
-        if repeats := steps.repeats():
-            sources["optimizer_step"] = repeats
-        return steps.get(), evals.get()
 
-    def _batch(
-        self, state: Mapping[str, Any], history: list[dict[str, Any]], path: Path
-    ) -> ObservedBatch:
-        batch = ObservedBatch()
-        processes = _processes(path)
-        if processes is not None:
-            batch.put("world_size", processes, "files of random states in the checkpoint")
-        if state.get("train_batch_size") is not None:
-            # Of a process, which has one device; with several (DataParallel) it counts as one rank.
-            micro = as_count(state["train_batch_size"], f"{path}: train_batch_size")
-            batch.put("micro_batch_size", micro, "train_batch_size")
-        ends = [entry for entry in history if "train_loss" in entry]
-        if ends and (size := _samples_a_step(ends[-1])) is not None:
-            batch.put("global_batch_size", size, "train_samples_per_second / _steps_per_second")
-        return batch
+def _rows(
+    history: list[dict[str, Any]],
+    path: Path,
+    held_out: str,
+    sources: dict[str, str],
+    *,
+    best: bool,
+) -> tuple[list[Row], list[Row]]:
+    steps, evals = MetricRows(str(path)), MetricRows(str(path))
+    evaluated_s, last_step, has_trained = 0.0, -1, False
+    columns = {held_out[:-4] + end: column for end, column in _EVALUATION.items()}
+    for number, entry in enumerate(history):
+        where = f"{path}, log_history[{number}]"
+        has_trained |= "train_loss" in entry
+        if row := _row(entry, "loss", _STEP, where):
+            steps.add(row | _counts(entry, evaluated_s, where), least=1)
+        # After the training the best model may be loaded, which is not that of the last step;
+        # and a model that was evaluated may be evaluated once more.
+        row = _row(entry, held_out, columns, where)
+        if row and row["optimizer_step"] != last_step and not (has_trained and best):
+            last_step = int(row["optimizer_step"])
+            evals.add(row, least=0)
+        evaluated_s += _evaluated_s(entry)
+    if repeats := steps.repeats():
+        sources["optimizer_step"] = repeats
+    return steps.get(), evals.get()
+
+
+def _readings(
+    state: Mapping[str, Any], history: list[dict[str, Any]], path: Path
+) -> dict[tuple[str, int], str]:
+    """Return what a state tells of the batch."""
+    readings = {}
+    if processes := _processes(path):
+        readings["world_size", processes] = "files of random states in the checkpoint"
+    if state.get("train_batch_size") is not None:
+        # Of a process, which has one device; with several (DataParallel) it counts as one rank.
+        micro = as_count(state["train_batch_size"], f"{path}: train_batch_size")
+        readings["micro_batch_size", micro] = "train_batch_size"
+    ends = [entry for entry in history if "train_loss" in entry]
+    if ends and (size := _samples_a_step(ends[-1])) is not None:
+        source = "train_samples_per_second / _steps_per_second"
+        readings["global_batch_size", size] = source
+    return readings
 
 
 def _row(
@@ -199,11 +176,8 @@ def _row(
 ) -> Row | None:
     if marker not in entry:
         return None
-    if "step" not in entry:
-        msg = f"{where} has no step"
-        raise RecordError(msg)
     values = {column: entry[key] for key, column in columns.items() if entry.get(key) is not None}
-    return as_row({"optimizer_step": entry["step"], **values}, {}, where)
+    return as_row({"optimizer_step": entry.get("step"), **values}, {}, where)
 
 
 def _evaluated_s(entry: Mapping[str, Any]) -> float:
@@ -234,41 +208,29 @@ def _time_steps(rows: list[Row], evals: list[Row], state: Mapping[str, Any]) -> 
     evaluated_steps = {row["optimizer_step"] for row in evals}
     previous: Row = {"optimizer_step": 0, "train_time_s": 0.0}
     for row in rows:
-        last_step = int(previous["optimizer_step"])
+        last_step, step = int(previous["optimizer_step"]), int(row["optimizer_step"])
         # The time includes a checkpoint that was saved since the last step, and no log says so.
-        step_before = int(row["optimizer_step"]) - 1
-        if save_every and step_before // save_every > max(last_step - 1, 0) // save_every:
+        is_saved = save_every and (step - 1) // save_every > max(last_step - 1, 0) // save_every
+        if is_saved or "train_time_s" not in previous:
             row.pop("train_time_s", None)
-        if "train_time_s" not in previous:
-            row.pop("train_time_s", None)
-        elif (
-            "train_time_s" in row
-            and row["optimizer_step"] == last_step + 1
-            and last_step not in evaluated_steps
-        ):
+        elif "train_time_s" in row and step == last_step + 1 and last_step not in evaluated_steps:
             row["step_time_s"] = max(row["train_time_s"] - previous["train_time_s"], 0.0)
         previous = row
 
 
 def _samples_a_step(entry: Mapping[str, Any]) -> int | None:
     """Return the one whole number of samples a step that the rounded rates allow, if there is."""
-    samples, steps = entry.get("train_samples_per_second"), entry.get("train_steps_per_second")
-    if not isinstance(samples, int | float) or not isinstance(steps, int | float):
+    names = ("train_samples_per_second", "train_steps_per_second")
+    try:
+        samples, steps = (float(entry[name]) for name in names)
+        smallest = math.ceil((samples - 0.0005) / (steps + 0.0005))
+        largest = math.floor((samples + 0.0005) / (steps - 0.0005))
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         return None
-    if not (math.isfinite(samples) and math.isfinite(steps)) or steps <= 0.0005 or samples <= 0:
-        return None
-    smallest = (samples - 0.0005) / (steps + 0.0005)
-    largest = (samples + 0.0005) / (steps - 0.0005)
-    size = math.ceil(smallest)
-    return size if math.floor(largest) == size >= 1 else None
+    return smallest if smallest == largest >= 1 else None
 
 
-def _processes(state: Path) -> int | None:
+def _processes(state: Path) -> int:
     """Count the processes that saved a checkpoint."""
-    for folder in (state.parent, *sorted(state.parent.glob("checkpoint-*"))):
-        if (folder / "rng_state.pth").exists():
-            return 1
-        ranks = [re.fullmatch(r"rng_state_\d+\.pth", file.name) for file in folder.glob("rng_*")]
-        if any(ranks):
-            return sum(match is not None for match in ranks)
-    return None
+    folders = (state.parent, *sorted(state.parent.glob("checkpoint-*")))
+    return next(filter(None, (len(list(at.glob("rng_state*.pth"))) for at in folders)), 0)

@@ -142,7 +142,7 @@ def test_an_order_is_read_as_it_was_written_and_extended(on_nodes, tmp_path: Pat
     (spec,) = both.specs(sweep, Shape(2, 4), pytest.fail)
     assert spec.config.launcher == launcher
     assert replace(spec, config=specs[1].config) == specs[1]
-    assert both.specs(sweep, POOL, pytest.fail, but={"run-1"}) == []
+    assert both.specs(sweep, POOL, pytest.fail, without={"run-1"}) == []
     assert {shape: [s.run_id for s in of_shape] for shape, of_shape in shapes(specs).items()} == {
         POOL: ["run-1"],
         Shape(2, 4): ["run-2"],
@@ -176,6 +176,6 @@ def test_a_cluster_is_planned_for_without_being_looked_at(
     assert "launcher=local" in told("probe", *cpus)
     # Where there is no Slurm, that is what is said.
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "there is no s" in told("sweep", *cpus, "batch.micro_batch_size=32")
+    assert "is not on the PATH" in told("sweep", *cpus, "batch.micro_batch_size=32")
     assert main(["cancel", str(tmp_path)]) == 2
     assert "has no jobs" in capsys.readouterr().err

@@ -101,7 +101,7 @@ def test_a_kill_that_the_cgroup_counts_is_out_of_memory() -> None:
 
 
 def test_what_became_of_the_server_or_of_a_fork_is_no_doing_of_the_rank() -> None:
-    ended = RankExit("run", 1, -9, 100.0, lost="the fork server died")
+    ended = RankExit("run", 1, -9, 100.0, outside_cause="the fork server died")
     verdict = decide(1, {}, {0: ended}, last_words="last words")
     assert verdict == RunEnd(
         Status.FAILED, reason="the fork server died", cause=Cause.INFRASTRUCTURE

@@ -88,19 +88,19 @@ def decide(
     if len(outcomes) == ranks and not unfinished:
         return _end_completed(outcomes)
     causes = [(end.at, end.at, _end_by_outcome(end, rank)) for rank, end in unfinished.items()]
-    deaths = [ended for rank, ended in exits.items() if rank not in outcomes]
+    deaths = [rank_exit for rank, rank_exit in exits.items() if rank not in outcomes]
     unkilled = [
-        ended
-        for ended in deaths
-        if killed_at is None or ended.code != -signal.SIGKILL or ended.at < killed_at
+        rank_exit
+        for rank_exit in deaths
+        if killed_at is None or rank_exit.code != -signal.SIGKILL or rank_exit.at < killed_at
     ]
     causes += [
         (
-            ended.at,
-            ended.at - (SIGNAL_LAG_S if ended.code < 0 else 0),
-            _end_by_death(ended, last_words),
+            rank_exit.at,
+            rank_exit.at - (SIGNAL_LAG_S if rank_exit.code < 0 else 0),
+            _end_by_death(rank_exit, last_words),
         )
-        for ended in (unkilled if unkilled or unfinished else deaths)
+        for rank_exit in (unkilled if unkilled or unfinished else deaths)
     ]
     if stop is not None:
         # Causes after the stop are its effects, mostly deaths by the launcher's signals.
@@ -126,22 +126,22 @@ def _end_by_outcome(outcome: Outcome, rank: int) -> RunEnd:
     return RunEnd(**{**outcome.end(), "cause": cause, "rank": rank})
 
 
-def _end_by_death(ended: RankExit, last_words: str | None) -> RunEnd:
+def _end_by_death(rank_exit: RankExit, last_words: str | None) -> RunEnd:
     """Return the end of a rank that left no outcome."""
-    who = f"rank {ended.rank}"
-    if ended.lost is not None:
-        return RunEnd(Status.FAILED, reason=ended.lost, cause=Cause.INFRASTRUCTURE)
-    if ended.code == -signal.SIGKILL:
+    who = f"rank {rank_exit.rank}"
+    if rank_exit.outside_cause is not None:
+        return RunEnd(Status.FAILED, reason=rank_exit.outside_cause, cause=Cause.INFRASTRUCTURE)
+    if rank_exit.code == -signal.SIGKILL:
         reason = killed_by(who, signal.SIGKILL)
-        return RunEnd(Status.FAILED, reason=reason, rank=ended.rank, cause=Cause.KILLED)
-    if ended.code < 0:
-        reason, cause = killed_by(who, -ended.code), Cause.SIGNAL
+        return RunEnd(Status.FAILED, reason=reason, rank=rank_exit.rank, cause=Cause.KILLED)
+    if rank_exit.code < 0:
+        reason, cause = killed_by(who, -rank_exit.code), Cause.SIGNAL
     else:
-        reason = f"{who} left no outcome and exited with code {ended.code}"
+        reason = f"{who} left no outcome and exited with code {rank_exit.code}"
         cause = Cause.EXCEPTION
     if last_words is not None:
         reason = f"{reason}; its log ends: {last_words}"
-    return RunEnd(Status.FAILED, reason=reason, rank=ended.rank, cause=cause)
+    return RunEnd(Status.FAILED, reason=reason, rank=rank_exit.rank, cause=cause)
 
 
 def _add_oom_kills(run_end: RunEnd, oom_kills: int, device_type: str) -> RunEnd:

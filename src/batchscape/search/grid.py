@@ -237,7 +237,7 @@ def measure_around(
             break
         specs = {run.run_id: run for run in runs if isinstance(run, RunSpec)}
         result = launching.launch(list(specs.values()))
-        if result.interrupted or result.stopped is not None:
+        if result.interrupted or result.why_stopped is not None:
             return result
         for grid in grids.values():
             grid.read(launching.sweep)

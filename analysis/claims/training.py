@@ -21,7 +21,7 @@ from batchscape.analysis.learning_rate.exponent import exponent_of, is_bounded, 
 from batchscape.analysis.noise_scale.estimate import variance_exponents
 from batchscape.analysis.targets.censoring import samples_or_bound
 from batchscape.analysis.targets.training import WINDOWS, at_equal_loss, largest_rises
-from batchscape.record.noise_scale import has_no_noise_scale
+from batchscape.record.noise_scale import objective_depends_on_batch
 
 LEAST = 0.1
 """An exponent below 0.1 is no growth: a batch 10 times larger would change things by 26 %. Ours."""
@@ -214,7 +214,9 @@ def of_best_rates(context: Context) -> Result | None:
 
 def of_variance(context: Context) -> Result | None:
     """The exponent, in the global batch, of the variance of the gradient norm between steps."""
-    runs = context.figures[~context.figures["not_invariant"].map(has_no_noise_scale).astype(bool)]
+    runs = context.figures[
+        ~context.figures["not_invariant"].map(objective_depends_on_batch).astype(bool)
+    ]
     # A learning rate that hardly trains stays where gradients are noisy: the best ones compare.
     runs = context.at_best(runs)
     contrast = variance_exponents(runs, context.curves(runs)[0], "seed_block")

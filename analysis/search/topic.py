@@ -22,7 +22,7 @@ from batchscape.analysis.report.writers import show
 from batchscape.analysis.search.measured import best_measured, means_along, setting_text
 from batchscape.record.folder import SweepFolder
 from batchscape.record.trial_counts import FAILED_TRIALS
-from batchscape.record.trials import TRIALS, read_measured, read_trials
+from batchscape.record.trials import TRIALS, read_grid_results, read_trials
 from batchscape.text import count_text, list_text
 
 _LABELS = {
@@ -111,7 +111,7 @@ class _SearchResults:
         self.folder, self.trials = folder, trials
         self.objective = next(name for name in map(str, trials) if name in _LABELS)
         self.keys = [name for name in map(str, trials) if name not in {*TRIALS, self.objective}]
-        self.grids = read_measured(folder)
+        self.grids = read_grid_results(folder)
         self.measured = best_measured(self.grids, self.objective)
         self._objective_text = _LABELS[self.objective]
 

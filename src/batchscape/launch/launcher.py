@@ -29,7 +29,7 @@ from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, statuses_to_
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.launch.scratch import scratch_folder
-from batchscape.record.disk import check_usable, explained
+from batchscape.record.disk import as_disk_error, check_usable
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import sweep_lock
@@ -391,7 +391,7 @@ class Launcher:
             self._claims.release(spec.run_id, Status.PENDING)
         except (BatchscapeError, OSError) as error:
             self._claims.release(spec.run_id, Status.FAILED)
-            cause = explained(error, self._sweep.path)
+            cause = as_disk_error(error, self._sweep.path)
             if isinstance(cause, DiskError):
                 self._stop_for_the_disk(str(cause))  # the run is as open as it was
             else:

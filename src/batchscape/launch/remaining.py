@@ -291,7 +291,7 @@ class RemainingRuns:
 
 def _make_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunStatus:
     """Make the folder of a run, unless another launcher has done so meanwhile."""
-    with hold(sweep.writing):
+    with hold(sweep.writing_lock):
         status = RunStatus.read(folder.status) if folder.status.exists() else None
         if status is not None and status.status is not Status.REJECTED:
             return status

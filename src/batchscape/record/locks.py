@@ -22,7 +22,7 @@ EXCLUSIVE_NOWAIT = fcntl.LOCK_EX | fcntl.LOCK_NB
 """Exclusive, without waiting."""
 SHARED_NOWAIT = fcntl.LOCK_SH | fcntl.LOCK_NB
 """Shared, without waiting."""
-_WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+_NO_LOCK_ERRNOS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 """Errors of file systems without locks: Lustre without `flock`, some of NFS."""
 
 
@@ -97,7 +97,7 @@ def take(
             if _is_at(path, descriptor):
                 return Lock(path, descriptor)
         except BaseException as error:
-            if not is_needed and getattr(error, "errno", None) in _WITHOUT_LOCKS:
+            if not is_needed and getattr(error, "errno", None) in _NO_LOCK_ERRNOS:
                 return Lock(path, descriptor, keeps_out=False)
             os.close(descriptor)
             if isinstance(error, BlockingIOError):
@@ -142,7 +142,7 @@ def is_held(path: Path) -> bool:
     try:
         fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
     except OSError as error:
-        return error.errno not in _WITHOUT_LOCKS
+        return error.errno not in _NO_LOCK_ERRNOS
     finally:
         os.close(descriptor)
     return False

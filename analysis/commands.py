@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from batchscape.analysis.joins import column_of
-from batchscape.record.commands import LaunchedRun, again, more_seeds, time_again
+from batchscape.record.commands import LaunchedRun, changed_command, more_seeds, time_again
 
 _COMMAND = re.compile(r"(?:(?<=: )|^)batchscape [a-z]+ ")
 _SEED = "seed"
@@ -34,7 +34,7 @@ def cut_command(runs: pd.DataFrame, settings: Mapping[str, str]) -> str | None:
     """Return the command that trains another cut like some runs, if one is recorded."""
     for run in _launched(runs):
         if run.command is not None:
-            return again(run.command, run.sweep_dir, settings)
+            return changed_command(run.command, run.sweep_dir, settings)
     return None
 
 

@@ -132,7 +132,7 @@ def test_settings_of_a_run_by_what_they_decide(config_of):
     every = that_affect(config, Affects.ALL | Affects.RECORD)
     loss, other = (
         that_affect(config, Affects.LOSS),
-        that_affect(config, Affects.COST | Affects.RECORD, but=Affects.LOSS),
+        that_affect(config, Affects.COST | Affects.RECORD, without=Affects.LOSS),
     )
     for group, values in every.items():
         parts = loss.get(group, {}), other.get(group, {})

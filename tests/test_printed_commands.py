@@ -20,7 +20,13 @@ from batchscape.data.corpus import prepare
 from batchscape.launch.devices import OTHER_LAUNCHER
 from batchscape.plan.build import make_plan
 from batchscape.plan.machine import Machine
-from batchscape.record.commands import LaunchedRun, again, command_of, more_seeds, time_again
+from batchscape.record.commands import (
+    LaunchedRun,
+    changed_command,
+    command_of,
+    more_seeds,
+    time_again,
+)
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import next_timing_repeat
@@ -189,7 +195,9 @@ def settings_of(command):
 @example("\N{SNOWMAN}\\")
 def test_a_folder_of_any_name_is_named(name):
     assume("${" not in name)
-    value = settings_of(again("batchscape sweep sweeps=x sweep_dir=old", name, {}))["sweep_dir"]
+    value = settings_of(changed_command("batchscape sweep sweeps=x sweep_dir=old", name, {}))[
+        "sweep_dir"
+    ]
     assert (value.text if isinstance(value, QuotedString) else value) == name
 
 

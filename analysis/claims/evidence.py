@@ -25,7 +25,7 @@ from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.analysis.targets.schema import check
 from batchscape.config import Affects, affects_of
 from batchscape.errors import AnalysisError
-from batchscape.record.noise_scale import has_no_noise_scale
+from batchscape.record.noise_scale import objective_depends_on_batch
 
 View = Literal["cost", "training", "reaching", "branching"]
 """Memory and times do not depend on settings that decide the loss alone; a loss does; when a target
@@ -181,7 +181,7 @@ class Evidence:
         if view == "cost":
             return labels
         # An objective of the cut's own compares batches at one place alone.
-        is_own = runs["not_invariant"].map(has_no_noise_scale).astype(bool)
+        is_own = runs["not_invariant"].map(objective_depends_on_batch).astype(bool)
         devices, micro = (runs[name].astype(str) for name in FACTORS[:2])
         return labels.mask(is_own, labels + "; devices " + devices + ", micro " + micro)
 

@@ -21,7 +21,7 @@ from batchscape.analysis.learning_rate.exponent import exponent_of, is_bounded, 
 from batchscape.analysis.noise_scale.estimate import variance_exponents
 from batchscape.analysis.targets.censoring import samples_or_bound
 from batchscape.analysis.targets.training import WINDOWS, at_equal_loss, largest_rises
-from batchscape.record.noise_scale import has_no_noise_scale
+from batchscape.record.noise_scale import objective_depends_on_batch
 
 LEAST = 0.1
 """An exponent below 0.1 is no growth: a batch 10 times larger would change things by 26 %. Ours."""
@@ -158,11 +158,13 @@ def of_cuts(context: Context) -> Result | None:
 
 def of_accumulated_batches(context: Context) -> Result | None:
     """The same of accumulation against none, on as many devices."""
-    return _paired_cuts(context, [_BATCH, FACTORS[0]], of_one=True)
+    return _paired_cuts(context, [_BATCH, FACTORS[0]], only_with_unaccumulated=True)
 
 
-def _paired_cuts(context: Context, within: list[str], *, of_one: bool = False) -> Result | None:
-    """Compare cuts that agree in some columns; `of_one` only with one without accumulation."""
+def _paired_cuts(
+    context: Context, equal_columns: list[str], *, only_with_unaccumulated: bool = False
+) -> Result | None:
+    """Compare cuts equal in some columns. None: there is nothing to compare and nothing to say."""
     is_invariant = ~context.runs["not_invariant"].astype(object).fillna("").astype(bool)
     runs, cells = context.runs[is_invariant], context.cells
     pairs = paired_differences(replace(cells, runs=cells.runs[is_invariant]))
@@ -170,8 +172,8 @@ def _paired_cuts(context: Context, within: list[str], *, of_one: bool = False) -
     pairs = pairs[pairs["quantity"].eq("final_eval_loss" if has_held_out else "final_loss")]
     pairs = pairs[np.isfinite(pairs["difference"])]
     sides = [cells.table.loc[pairs[name]] for name in ("cell", "reference")]
-    is_kept = (sides[0][within].to_numpy() == sides[1][within].to_numpy()).all(axis=1)
-    if of_one:
+    is_kept = (sides[0][equal_columns].to_numpy() == sides[1][equal_columns].to_numpy()).all(axis=1)
+    if only_with_unaccumulated:
         is_kept &= sides[1][FACTORS[2]].eq(1).to_numpy()
     labels = geometry_label(cells.table).to_dict()
     contrasts = [
@@ -183,15 +185,18 @@ def _paired_cuts(context: Context, within: list[str], *, of_one: bool = False) -
         for (cell, reference), rows in pairs[is_kept].groupby(["cell", "reference"])
     ]
     # Of any two cuts: the one that all are compared with may have failed, or diverged as well.
-    ended = runs[runs["status"].isin(["completed", "diverged"])]
-    outcomes = ended.groupby([*within, "trajectory_id"])["status"].nunique()
-    alone = int(outcomes.gt(1).sum())
+    ended_runs = runs[runs["status"].isin(["completed", "diverged"])]
+    outcomes = ended_runs.groupby([*equal_columns, "trajectory_id"])["status"].nunique()
+    n_diverged_in_some_cut = int(outcomes.gt(1).sum())
     reason = context.margin[1]
-    if alone:
+    if n_diverged_in_some_cut:
         reason = (
-            f"{alone} of {len(outcomes)} trajectories diverged under one cut and not under another"
+            f"{n_diverged_in_some_cut} of {len(outcomes)} trajectories diverged under one cut and "
+            "not under another"
         )
-    return Result({"cuts": contrasts}, reason=reason) if contrasts or alone else None
+    return (
+        Result({"cuts": contrasts}, reason=reason) if contrasts or n_diverged_in_some_cut else None
+    )
 
 
 def of_best_rates(context: Context) -> Result | None:
@@ -214,7 +219,9 @@ def of_best_rates(context: Context) -> Result | None:
 
 def of_variance(context: Context) -> Result | None:
     """The exponent, in the global batch, of the variance of the gradient norm between steps."""
-    runs = context.figures[~context.figures["not_invariant"].map(has_no_noise_scale).astype(bool)]
+    runs = context.figures[
+        ~context.figures["not_invariant"].map(objective_depends_on_batch).astype(bool)
+    ]
     # A learning rate that hardly trains stays where gradients are noisy: the best ones compare.
     runs = context.at_best(runs)
     contrast = variance_exponents(runs, context.curves(runs)[0], "seed_block")

@@ -23,7 +23,7 @@ Row = Mapping[Any, Any]
 """A candidate."""
 
 
-def said(part: str, facts: Mapping[str, Any]) -> list[str]:
+def paragraphs_of(part: str, facts: Mapping[str, Any]) -> list[str]:
     """Return the paragraphs of one block of the template, each as a line."""
     template = _template()
     text = "".join(template.blocks[part](template.new_context(dict(facts))))

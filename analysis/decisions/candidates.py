@@ -47,12 +47,12 @@ MEMORY_MARGIN = 0.10
 libraries take."""
 
 
-def memory_of_device(evidence: Basis, memory_gib: float | None, devices: int) -> float:
+def memory_of_device(basis: Basis, memory_gib: float | None, devices: int) -> float:
     """Return the memory of one of so many devices in GiB: given, else recorded, else NaN."""
     if memory_gib is not None:
         return memory_gib
-    recorded = evidence.device_memory_gib
-    return evidence.host_memory_gib / devices if math.isnan(recorded) else recorded
+    recorded = basis.device_memory_gib
+    return basis.host_memory_gib / devices if math.isnan(recorded) else recorded
 
 
 def is_to_target(candidates: pd.DataFrame) -> bool:
@@ -69,27 +69,28 @@ def own_learning_rate(candidates: pd.DataFrame, chosen: Mapping[Any, Any]) -> st
 
 
 def failures_that_count(
-    evidence: Basis, memory_gib: float, devices: int | None = None
+    basis: Basis, memory_gib: float, devices: int | None = None
 ) -> list[Geometry]:
     """Return the geometries out of memory that a device of `memory_gib` must respect."""
 
-    def tells(failed: int) -> bool:
-        """Copies of a model need no less on more devices, and its shards no less on fewer."""
+    def counts_here(failed: int) -> bool:
+        """A failure counts on as many devices or more where each holds the whole model.
+
+        Where the model is sharded, it counts on as many devices or fewer.
+        """
         if devices is None:
             return True
-        return devices <= failed if evidence.is_sharded else failed <= devices
+        return devices <= failed if basis.is_sharded else failed <= devices
 
     return [
         cut
-        for cut in evidence.out_of_memory
+        for cut in basis.out_of_memory
         # A comparison with NaN is false: where either memory is unknown, the failure counts.
-        if tells(cut[0]) and not memory_gib > memory_of_device(evidence, None, cut[0])
+        if counts_here(cut[0]) and not memory_gib > memory_of_device(basis, None, cut[0])
     ]
 
 
-def candidates_of(
-    evidence: Basis, max_devices: int, memory_gib: float | None = None
-) -> pd.DataFrame:
+def candidates_of(basis: Basis, max_devices: int, memory_gib: float | None = None) -> pd.DataFrame:
     """List the cuts of every global batch whose steps to the target are known.
 
     Cuts of a program of others have steps of their own: only those that ran are listed.
@@ -112,32 +113,36 @@ def candidates_of(
         unknown), `memory_beyond` and `fits`. `on_front` counts measured geometries that fit only.
         Without a target, steps count one, and times are of a step.
     """
-    measured = evidence.table
-    steps = _steps(evidence)
+    measured_runs = basis.table
+    steps = _steps(basis)
     if steps.index.nlevels > 1:
         geometries = [cut for cut in steps.index if cut[0] <= max_devices]
     else:
-        geometries = _geometries(steps.index, measured, max_devices)
-    times = step_times(evidence.paces, geometries, evidence.step_time)
+        geometries = _geometries(steps.index, measured_runs, max_devices)
+    times = step_times(basis.step_time_table, geometries, basis.step_time)
     rows = time_to_target(steps, times)
     cuts = pd.MultiIndex.from_frame(rows[list(FACTORS)])
-    timed = evidence.paces.dropna(subset="step_time_s").groupby(list(FACTORS))["is_recorded"].all()
+    timed = (
+        basis.step_time_table.dropna(subset="step_time_s")
+        .groupby(list(FACTORS))["is_recorded"]
+        .all()
+    )
     is_recorded = timed.reindex(cuts, fill_value=False).to_numpy(dtype=bool)
     rows["derived"] = rows["source"].eq("measured") & rows["n_seeds"].gt(0) & ~is_recorded
-    rows["rates_tried"] = evidence.rates_tried
-    limits = [
+    rows["rates_tried"] = basis.rates_tried
+    memory_rows = [
         _memory(
-            evidence,
+            basis,
             (int(devices), int(micro), int(accumulation)),
-            memory_of_device(evidence, memory_gib, int(devices)),
+            memory_of_device(basis, memory_gib, int(devices)),
         )
         for devices, micro, accumulation in rows[list(FACTORS)].to_numpy()
     ]
     columns = ["memory_gib", "memory_source", "memory_beyond", "fits"]
-    rows = pd.concat([rows, pd.DataFrame(limits, columns=columns, index=rows.index)], axis=1)
+    rows = pd.concat([rows, pd.DataFrame(memory_rows, columns=columns, index=rows.index)], axis=1)
     # A prediction must not push a measured geometry off the front.
-    counts = (rows["source"] == "measured") & rows["fits"]
-    rows["on_front"] = pareto_front(rows["time_s"].where(counts), rows["device_hours"])
+    is_counted = (rows["source"] == "measured") & rows["fits"]
+    rows["on_front"] = pareto_front(rows["time_s"].where(is_counted), rows["device_hours"])
     return rows
 
 
@@ -182,20 +187,22 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: i
         ),
     ]
     variance, degrees = welch(parts)
-    half = np.where(same_cut, 0.0, pair_quantile(max(n_compared, 2), degrees) * np.sqrt(variance))
+    half_width = np.where(
+        same_cut, 0.0, pair_quantile(max(n_compared, 2), degrees) * np.sqrt(variance)
+    )
     # A cut that was timed once has no degrees of freedom.
     time_degrees = candidates["time_degrees"].fillna(0)
-    of_times = time_degrees.clip(
+    time_units = time_degrees.clip(
         upper=0 if math.isnan(chosen["time_degrees"]) else chosen["time_degrees"]
     )
-    units = of_times + 1
+    units = time_units + 1
     seeds = candidates["n_seeds"].clip(upper=chosen["n_seeds"])
     cancel = same_batch & paired["degrees"].eq(math.inf)
     units = units.where(cancel, units.clip(upper=seeds))
     has_interval = same_cut | (units >= FEWEST)
     # The end of a wide interval may be beyond all numbers: infinite.
     with np.errstate(invalid="ignore", over="ignore"):
-        low, high = np.exp(difference - half), np.exp(difference + half)
+        low, high = np.exp(difference - half_width), np.exp(difference + half_width)
     devices = candidates["data_parallel_size"] / chosen["data_parallel_size"]
     ratio = np.exp(difference).fillna(candidates["time_s"] / chosen["time_s"])
     return candidates.assign(
@@ -208,25 +215,31 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: i
 
 
 def _steps_apart(
-    steps: Mapping[object, float], others: Mapping[object, float]
+    steps: Mapping[object, float], other_steps: Mapping[object, float]
 ) -> tuple[float, float, float]:
     """Return mean, variance and degrees of freedom of the paired difference of logarithms."""
-    if steps == others:
+    if steps == other_steps:
         return 0.0, 0.0, math.inf
-    shared = [key for key in steps if key in others]
+    shared = [key for key in steps if key in other_steps]
     with np.errstate(invalid="ignore"):
-        apart = np.array([steps[key] for key in shared]) - np.array([others[k] for k in shared])
-    n = len(apart)
-    if n == 0 or not np.isfinite(apart).all():
+        differences = np.array([steps[key] for key in shared]) - np.array(
+            [other_steps[k] for k in shared]
+        )
+    n = len(differences)
+    if n == 0 or not np.isfinite(differences).all():
         return math.nan, math.nan, math.nan
-    return float(apart.mean()), float(apart.var(ddof=1)) / n if n > 1 else math.nan, n - 1.0
+    return (
+        float(differences.mean()),
+        float(differences.var(ddof=1)) / n if n > 1 else math.nan,
+        n - 1.0,
+    )
 
 
-def _steps(evidence: Basis) -> pd.DataFrame:
-    if evidence.reaches is not None:
-        by = FACTORS if evidence.is_program else ("global_batch_size",)
-        return steps_by_batch(evidence.reaches, by)
-    batch = int(evidence.table["global_batch_size"].mode().to_numpy()[0])
+def _steps(basis: Basis) -> pd.DataFrame:
+    if basis.reaches is not None:
+        by = FACTORS if basis.is_program else ("global_batch_size",)
+        return steps_by_batch(basis.reaches, by)
+    batch = int(basis.table["global_batch_size"].mode().to_numpy()[0])
     one = {
         "n_seeds": 0,
         "n_reached": 0,
@@ -247,23 +260,23 @@ def _geometries(batches: Iterable[int], measured: pd.DataFrame, max_devices: int
     """Cut each batch by measured micro-batches and powers of two, on up to `max_devices`."""
     powers = {2**power for power in range(21)}
     micros = powers | set(measured["micro_batch_size"].astype(int))
-    counts = {n for n in powers | {max_devices} if n <= max_devices}
-    counts |= {n for n in measured["data_parallel_size"].astype(int) if n <= max_devices}
+    device_counts = {n for n in powers | {max_devices} if n <= max_devices}
+    device_counts |= {n for n in measured["data_parallel_size"].astype(int) if n <= max_devices}
     return [
         (devices, micro, batch // (devices * micro))
         for batch in map(int, batches)
-        for devices in sorted(counts)
+        for devices in sorted(device_counts)
         for micro in sorted(micros)
         if batch % (devices * micro) == 0
     ]
 
 
-def _memory(evidence: Basis, geometry: Geometry, limit: float) -> tuple[float, str, str, bool]:
-    model = evidence.memory
+def _memory(basis: Basis, geometry: Geometry, limit: float) -> tuple[float, str, str, bool]:
+    model = basis.memory
     devices, micro, accumulation = geometry
     failed = any(
         m <= micro and (a > 1) <= (accumulation > 1)
-        for _, m, a in failures_that_count(evidence, limit, devices)
+        for _, m, a in failures_that_count(basis, limit, devices)
     )
     if model is None:
         return math.nan, "unknown", "", not failed

@@ -30,7 +30,7 @@ from batchscape.record.tables import Tables, load
 from batchscape.record.trials import refuse_trials
 from batchscape.text import count_text, list_text
 
-_TRAINED_AS = ("global_batch_size", *SEEDS, *FACTORS)
+_TRAINING_COLUMNS = ("global_batch_size", *SEEDS, *FACTORS)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Basis:
         return int(np.nanmax([rates["learning_rate"].nunique(), rates["n_learning_rates"].max()]))
 
     @cached_property
-    def paces(self) -> pd.DataFrame:
+    def step_time_table(self) -> pd.DataFrame:
         """`table`, with the time in `step_time_s` that an optimizer step adds to a training.
 
         With a target it is `time_to_target_s` over `steps_to_target` where `FEWEST` runs of a cut
@@ -114,7 +114,7 @@ class Basis:
     def step_time(self) -> StepTimeModel | None:
         """The step-time model; None where no run has a valid time."""
         try:
-            return fit_step_time(self.paces)
+            return fit_step_time(self.step_time_table)
         except AnalysisError:
             return None
 
@@ -143,23 +143,23 @@ def gather(dirs: list[Path], target_loss: float | None = None) -> list[Basis]:
     """
     refuse_trials(dirs)
     tables = load(*dirs, columns={"steps": (), "ranks": ()})
-    every = find_cells(tables.runs)
-    cells = without_shorter_horizons(every, runs_by_horizon(every)[0])
-    evidence = evidence_of(cells, tables, target_loss)
-    if n_shorter := len(every.runs) - len(cells.runs):
+    all_cells = find_cells(tables.runs)
+    cells = without_shorter_horizons(all_cells, runs_by_horizon(all_cells)[0])
+    bases = bases_of(cells, tables, target_loss)
+    if n_shorter := len(all_cells.runs) - len(cells.runs):
         left_out = (
             f"{count_text(n_shorter, 'run')} of shorter horizons are left out: the longest one has "
             "runs of all their batches, rates and seeds"
         )
-        evidence = [replace(basis, warnings=[left_out, *basis.warnings]) for basis in evidence]
-    if not evidence:
+        bases = [replace(basis, warnings=[left_out, *basis.warnings]) for basis in bases]
+    if not bases:
         counts = ", ".join(f"{n} {s}" for s, n in cells.runs["status"].value_counts().items())
         msg = f"a recommendation needs completed runs, and of these none is: {counts}"
         raise AnalysisError(msg)
-    return evidence
+    return bases
 
 
-def evidence_of(
+def bases_of(
     cells: Cells,
     tables: Tables,
     target_loss: float | None = None,
@@ -171,19 +171,21 @@ def evidence_of(
         reaches, note = _reaches(cells, tables, target_loss)
     table = cost_table(cells)
     groups = cost_groups(cells)
-    shared = [(0, "", tuple(cells.table.index))]
+    loss_parts = [(0, "", tuple(cells.table.index))]
     if reaches is not None:
         loss_groups = curve_groups(cells)
         numbers = loss_groups.index.astype(int)
-        shared = list(zip(numbers, loss_groups["label"], loss_groups["cells"], strict=True))
+        loss_parts = list(zip(numbers, loss_groups["label"], loss_groups["cells"], strict=True))
     # What never completed, such as a version of one's model that failed, has nothing to say.
-    done = set(cells.runs.loc[cells.runs["status"].eq("completed"), "cell"])
-    evidence = []
+    completed_cells = set(cells.runs.loc[cells.runs["status"].eq("completed"), "cell"])
+    bases = []
     for number in sorted(table["group"].unique()):
         group_table = table[table["group"] == number]
         group_cells = set(groups.index[groups["group"] == number])
         groups_here = [
-            (group, label) for group, label, members in shared if group_cells & done & set(members)
+            (group, label)
+            for group, label, members in loss_parts
+            if group_cells & completed_cells & set(members)
         ]
         for group, label in groups_here:
             group_reaches = None if reaches is None else reaches[reaches["group"] == group]
@@ -193,9 +195,9 @@ def evidence_of(
             ]
             runs = cells.runs[cells.runs["cell"].isin(group_cells)]
             text = ", ".join(filter(None, names))
-            basis = _evidence(text, group_table, group_reaches, runs, [note] if note else [])
-            evidence.append(replace(basis, same_sweeps=cells.runs))
-    return evidence
+            basis = _basis_of(text, group_table, group_reaches, runs, [note] if note else [])
+            bases.append(replace(basis, same_sweeps=cells.runs))
+    return bases
 
 
 def _reaches(
@@ -227,7 +229,7 @@ def more_than_tensors(runs: pd.DataFrame) -> list[str]:
     ]
 
 
-def _evidence(
+def _basis_of(
     label: str,
     table: pd.DataFrame,
     reaches: pd.DataFrame | None,
@@ -237,7 +239,7 @@ def _evidence(
     target_warnings = list[str]()
     is_program = bool(runs.reindex(columns=["engine.name"])["engine.name"].eq(PROGRAMS).any())
     if reaches is not None and len(reaches):
-        hardest, target_warnings = _hardest(reaches)
+        hardest, target_warnings = _at_hardest_target(reaches)
         # Of one global batch nothing is compared that a learning rate could favour.
         several = hardest["global_batch_size"].nunique() > 1
         untuned = tuning_warning(hardest) if several else None
@@ -281,8 +283,8 @@ def _evidence(
     )
 
 
-def _hardest(reaches: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Keep the lowest target that most runs of some batch and rate reached; name lower ones."""
+def _at_hardest_target(reaches: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Keep the lowest target that most runs of one batch and rate reached; warn of lower ones."""
     by = [reaches[name] for name in ("target_loss", "global_batch_size", "learning_rate")]
     share = reaches["outcome"].eq("reached").groupby(by, dropna=False).mean()
     reached = share.index[share > 0.5].get_level_values("target_loss")
@@ -297,11 +299,11 @@ def _hardest(reaches: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _one_rate(reaches: pd.DataFrame) -> pd.DataFrame:
-    """Give a batch that no run brought to the target one run a seed, and no learning rate."""
+    """Of a batch whose runs all missed the target keep one run a seed, without a learning rate."""
     missed = ~reaches["outcome"].eq("reached").groupby(reaches["global_batch_size"]).transform(
         "any"
     )
-    is_repeat = reaches.duplicated([name for name in _TRAINED_AS if name in reaches])
+    is_repeat = reaches.duplicated([name for name in _TRAINING_COLUMNS if name in reaches])
     kept = reaches[~(missed & is_repeat)]
     return kept.assign(learning_rate=kept["learning_rate"].mask(missed.reindex(kept.index)))
 

@@ -28,16 +28,18 @@ def pareto_chart(candidates: pd.DataFrame, label: str, name: str, table: str) ->
     rows = candidates[np.isfinite(candidates["time_s"]) & candidates["fits"].astype(bool)]
     if len(rows) < 2:
         return None
-    derived = rows["derived"].astype(bool)
-    measured, beyond = rows["source"].eq("measured"), rows["beyond"].ne("")
-    kinds = np.select([measured & ~derived, measured], ["measured", "derived"], "predicted")
+    is_derived = rows["derived"].astype(bool)
+    is_measured, is_beyond = rows["source"].eq("measured"), rows["beyond"].ne("")
+    kinds = np.select(
+        [is_measured & ~is_derived, is_measured], ["measured", "derived"], "predicted"
+    )
     rows = rows.assign(
         series=kinds,
         geometry=list(map(geometry_text, rows.to_dict("records"))),
         time_s_low=rows["time_low_s"],
         time_s_high=rows["time_high_s"],
     ).drop(columns=["device_hours_low", "device_hours_high"])
-    rows = rows[measured | ~beyond]
+    rows = rows[is_measured | ~is_beyond]
     front = rows[rows["on_front"].astype(bool)].sort_values("time_s")
     chosen = rows[rows["recommended"].astype(bool)].drop(columns="series")
     line = front[["time_s", "device_hours"]]
@@ -52,7 +54,7 @@ def pareto_chart(candidates: pd.DataFrame, label: str, name: str, table: str) ->
     names = {*rows["series"], *(mark.name for mark in marks)}
     prefix = f"{label}: " if label else ""
     intervals = f", with {LEVEL:.0%} intervals of the time" if len(bars) else ""
-    best = (
+    front_text = (
         "Line: the front, the geometries that none beats in both"
         if len(front) > 1
         else "Named: the geometry that none beats in either"
@@ -61,7 +63,7 @@ def pareto_chart(candidates: pd.DataFrame, label: str, name: str, table: str) ->
     return Chart(
         name,
         f"Geometries to choose from{f': {label}' if label else ''}",
-        f"{prefix}Device time against time to the target{intervals}. {best}.{hollow}",
+        f"{prefix}Device time against time to the target{intervals}. {front_text}.{hollow}",
         Axis({"time_s": "time to target (s)"}, kind="log"),
         Axis({"device_hours": "device-hours"}, kind="log"),
         marks,

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.decisions.answer import said
+from batchscape.analysis.decisions.answer import paragraphs_of
 from batchscape.analysis.decisions.candidates import (
     DERIVED,
     MEMORY_MARGIN,
@@ -31,13 +31,13 @@ from batchscape.analysis.estimates import FEWEST
 from batchscape.errors import AnalysisError
 from batchscape.geometry import BatchGeometry
 
-_CARRIED = (
+_JSON_COLUMNS = (
     *("global_batch_size", "learning_rate", "time_s", "time_low_s", "time_high_s"),
     *("device_hours", "device_hours_low", "device_hours_high"),
     *("memory_gib", "source", "on_front", "fits", "beyond", "derived"),
 )
 """Columns of a geometry that JSON carries, beside its factors."""
-_COMPARED = ("times_slower", "times_slower_low", "times_slower_high", "times_dearer")
+_COMPARISON_COLUMNS = ("times_slower", "times_slower_low", "times_slower_high", "times_dearer")
 
 
 @dataclass(frozen=True)
@@ -106,29 +106,31 @@ class Recommendation:
 
     def as_mapping(self) -> dict[str, Any]:
         """Return values that JSON can carry; unknown or infinite values are null."""
-        candidates = self.candidates.reindex(columns=[*FACTORS, *_CARRIED, *_COMPARED])
+        candidates = self.candidates.reindex(
+            columns=[*FACTORS, *_JSON_COLUMNS, *_COMPARISON_COLUMNS]
+        )
         cut = self.geometry
         row: dict[Any, Any] = {} if self.chosen is None else self.chosen.to_dict()
         return {
             "label": self.label,
             "headline": self.headline,
-            "target_loss": _plain(self.target_loss),
+            "target_loss": _json_value(self.target_loss),
             "geometry": None if cut is None else dict(zip(FACTORS, cut, strict=True)),
             "not_identified": self.why_not,
-            **{name: _plain(row.get(name)) for name in _CARRIED},
+            **{name: _json_value(row.get(name)) for name in _JSON_COLUMNS},
             "reasons": self.reasons,
             "regret": self.regret,
             "warnings": self.warnings,
             "missing": self.missing,
             "config": self.config,
             "candidates": [
-                {str(name): _plain(value) for name, value in candidate.items()}
+                {str(name): _json_value(value) for name, value in candidate.items()}
                 for candidate in candidates.to_dict("records")
             ],
         }
 
 
-def recommend(evidence: Basis, needs: Needs) -> Recommendation:
+def recommend(basis: Basis, needs: Needs) -> Recommendation:
     """Choose the geometry to use.
 
     Among cells that were measured and fit, the fastest to the target; with a deadline, the
@@ -142,123 +144,125 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
     AnalysisError
         If no geometry fits.
     """
-    measured = int(evidence.table["data_parallel_size"].max())
-    devices = needs.devices or measured
-    rows = candidates_of(evidence, devices, needs.memory_gib)
+    measured_devices = int(basis.table["data_parallel_size"].max())
+    devices = needs.devices or measured_devices
+    rows = candidates_of(basis, devices, needs.memory_gib)
     if not rows["fits"].any():
-        raise AnalysisError(*said("nothing", _why_nothing_fits(rows, evidence, needs)))
+        raise AnalysisError(*paragraphs_of("nothing", _why_nothing_fits(rows, basis, needs)))
     pool, kind = _pool(rows)
-    is_memory_unknown = math.isnan(memory_of_device(evidence, None, 1))
+    is_memory_unknown = math.isnan(memory_of_device(basis, None, 1))
     facts: dict[str, Any] = {
-        "target": evidence.target_loss,
+        "target": basis.target_loss,
         "fewest": FEWEST,
         "devices": devices,
-        "measured": measured,
+        "measured_devices": measured_devices,
         "kind": kind,
         "is_memory_unknown": is_memory_unknown
         and needs.memory_gib is not None
-        and evidence.out_of_memory,
+        and basis.out_of_memory,
     }
-    warnings = [*evidence.warnings, *evidence.target_warnings, *said("warnings", facts)]
+    warnings = [*basis.warnings, *basis.target_warnings, *paragraphs_of("warnings", facts)]
     is_timed = rows["source"].eq("measured")
-    untimed = rows["fits"] & rows["memory_source"].eq("measured") & ~is_timed
-    is_lone = is_timed.sum() == 1 and pool["source"].eq("measured").any() and untimed.any()
-    missing = missing_evidence(evidence)
+    is_untimed = rows["fits"] & rows["memory_source"].eq("measured") & ~is_timed
+    is_lone = is_timed.sum() == 1 and pool["source"].eq("measured").any() and is_untimed.any()
+    missing = missing_evidence(basis)
     if pool.empty or is_lone:
         facts["none_reached"] = not rows["steps"].map(math.isfinite).any()
-        again = [] if facts["none_reached"] else [measured_again(evidence)]
-        why_not = f"not identified: {' '.join([*said('unnamed', facts), *again])}"
+        repeat_texts = [] if facts["none_reached"] else [measured_again(basis)]
+        why_not = f"not identified: {' '.join([*paragraphs_of('unnamed', facts), *repeat_texts])}"
         headline = f"Which geometry to use is {why_not}"
-        none = rows.iloc[:0]
-        return Recommendation(evidence.label, headline, warnings, missing, none, why_not=why_not)
-    chosen, of_deadline = _choose(pool, needs.deadline_s)
+        no_rows = rows.iloc[:0]
+        return Recommendation(basis.label, headline, warnings, missing, no_rows, why_not=why_not)
+    chosen, deadline_facts = _choose(pool, needs.deadline_s)
     compared = compare_with(rows, chosen, len(pool)).drop(columns="steps_log_of")
     compared = compared.sort_values("time_s", ignore_index=True)
     facts |= {
         "chosen": chosen.to_dict(),
         "deadline_s": needs.deadline_s,
-        **of_deadline,
-        **_facts_of_choice(evidence, chosen),
+        **deadline_facts,
+        **_facts_of_choice(basis, chosen),
         **_facts_of_others(compared, chosen),
-        "memory_gib": memory_of_device(evidence, needs.memory_gib, chosen["data_parallel_size"]),
+        "memory_gib": memory_of_device(basis, needs.memory_gib, chosen["data_parallel_size"]),
     }
-    late = said("deadline", facts) if needs.deadline_s is not None else []
+    deadline_warnings = paragraphs_of("deadline", facts) if needs.deadline_s is not None else []
     return Recommendation(
-        label=evidence.label,
-        headline=said("headline", facts)[0],
-        warnings=[*warnings, *late],
-        missing=[*measured_next(evidence, compared, chosen), *missing],
+        label=basis.label,
+        headline=paragraphs_of("headline", facts)[0],
+        warnings=[*warnings, *deadline_warnings],
+        missing=[*measured_next(basis, compared, chosen), *missing],
         candidates=compared,
         chosen=chosen,
-        reasons=said("reasons", facts),
-        regret=said("regret", facts),
-        costliest=said("costliest", facts),
-        target_loss=evidence.target_loss,
+        reasons=paragraphs_of("reasons", facts),
+        regret=paragraphs_of("regret", facts),
+        costliest=paragraphs_of("costliest", facts),
+        target_loss=basis.target_loss,
     )
 
 
 def _pool(rows: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """Choose the rows to decide among: measured ones (0), else predicted, else extrapolated (2)."""
-    timed = rows[rows["fits"] & rows["time_s"].map(math.isfinite)]
-    conditions = [timed["source"].eq("measured"), timed["beyond"].eq("")]
+    timed_rows = rows[rows["fits"] & rows["time_s"].map(math.isfinite)]
+    conditions = [timed_rows["source"].eq("measured"), timed_rows["beyond"].eq("")]
     kinds = np.select(conditions, [0, 1], 2)
     kind = int(kinds.min(initial=2)) if len(kinds) else 0
-    return timed[kinds == kind], kind
+    return timed_rows[kinds == kind], kind
 
 
-def _why_nothing_fits(rows: pd.DataFrame, evidence: Basis, needs: Needs) -> dict[str, Any]:
+def _why_nothing_fits(rows: pd.DataFrame, basis: Basis, needs: Needs) -> dict[str, Any]:
     smallest = rows.sort_values("memory_gib", kind="stable").head(1).to_dict("records")
     devices = [row["data_parallel_size"] for row in smallest] or [1]
     return {
         "devices": needs.devices,
         "smallest": smallest[0] if smallest else None,
-        "limit_gib": memory_of_device(evidence, needs.memory_gib, devices[0]),
-        "failed": ", ".join(" x ".join(map(str, cut)) for cut in evidence.out_of_memory),
+        "limit_gib": memory_of_device(basis, needs.memory_gib, devices[0]),
+        "failed": ", ".join(" x ".join(map(str, cut)) for cut in basis.out_of_memory),
     }
 
 
 def _choose(
     pool: pd.DataFrame, deadline_s: float | None
 ) -> tuple[pd.Series[Any], dict[str, object]]:
-    """Choose the fastest, or the cheapest that is sure to meet a deadline; and tell whether it is.
+    """Choose the fastest; with a deadline, the cheapest that is sure to meet it. Return facts, too.
 
     Of cuts that are not significantly slower than it, the one of the largest micro-batch is taken.
     """
     order = ["time_s", "data_parallel_size", "micro_batch_size"]
     best = pool.sort_values(order, ascending=[True, False, False]).iloc[0]
     limit = -math.inf if deadline_s is None else deadline_s
-    safe = pool[pool["time_high_s"].le(limit) & pool["n_seeds"].gt(0)]
-    cheaper = pool.iloc[:0]
-    if len(safe):
+    safe_rows = pool[pool["time_high_s"].le(limit) & pool["n_seeds"].gt(0)]
+    cheaper_rows = pool.iloc[:0]
+    if len(safe_rows):
         order = ["device_hours", *order]
-        best = safe.sort_values(order, ascending=[True, True, False, False]).iloc[0]
-        cheaper = pool[pool["device_hours"].lt(best["device_hours"]) & pool["time_high_s"].isna()]
+        best = safe_rows.sort_values(order, ascending=[True, True, False, False]).iloc[0]
+        cheaper_rows = pool[
+            pool["device_hours"].lt(best["device_hours"]) & pool["time_high_s"].isna()
+        ]
     shared = ["global_batch_size", "data_parallel_size", "source"]
     cuts = compare_with(pool[(pool[shared] == best[shared]).all(axis=1)], best, len(pool))
-    tied = cuts[cuts["times_slower_low"] <= 1]
+    tied_cuts = cuts[cuts["times_slower_low"] <= 1]
     if deadline_s is not None and best["n_seeds"]:
         # Where no time is sure to meet the deadline, none is given away for the recipe.
-        tied = tied[tied["time_high_s"] <= deadline_s]
+        tied_cuts = tied_cuts[tied_cuts["time_high_s"] <= deadline_s]
     chosen = best
-    if len(tied):
-        chosen = tied.sort_values("micro_batch_size").iloc[-1].reindex(best.index)
+    if len(tied_cuts):
+        chosen = tied_cuts.sort_values("micro_batch_size").iloc[-1].reindex(best.index)
     return chosen, {
-        "in_time": len(safe) > 0,
+        "meets_deadline": len(safe_rows) > 0,
         "is_tied": chosen.name != best.name,
-        "cheaper": cheaper.to_dict("records"),
+        "cheaper": cheaper_rows.to_dict("records"),
     }
 
 
-def _facts_of_choice(evidence: Basis, chosen: pd.Series[Any]) -> dict[str, object]:
+def _facts_of_choice(basis: Basis, chosen: pd.Series[Any]) -> dict[str, object]:
     """Return what is said of the chosen geometry alone."""
-    reaches = pd.DataFrame() if evidence.reaches is None else evidence.reaches
+    reaches = pd.DataFrame() if basis.reaches is None else basis.reaches
     tuning = reaches.reindex(columns=["global_batch_size", "tuned", "edge"])
     tuning = tuning[tuning["global_batch_size"].eq(chosen["global_batch_size"])]
     return {
         "margin": f"{MEMORY_MARGIN:.0%}",
         "derived": DERIVED,
-        "optimizer": evidence.optimizer,
-        "rule": "linear" if evidence.optimizer == "sgd" else "sqrt",
+        "optimizer": basis.optimizer,
+        "rule": "linear" if basis.optimizer == "sgd" else "sqrt",
         "is_tuned": len(tuning) > 0 and tuning["tuned"].eq(True).all(),
         "is_edge": tuning["edge"].eq(True).any(),
         "seeds": "seed" if chosen["n_seeds"] == 1 else "seeds",
@@ -268,12 +272,15 @@ def _facts_of_choice(evidence: Basis, chosen: pd.Series[Any]) -> dict[str, objec
 def _facts_of_others(compared: pd.DataFrame, chosen: pd.Series[Any]) -> dict[str, object]:
     """Return what is said of the other geometries beside the chosen one."""
     is_chosen = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
-    others = compared[compared["source"].eq("measured") & compared["fits"] & ~is_chosen]
-    others = others.sort_values("times_slower", kind="stable")
-    low, high = others["times_slower_low"], others["times_slower_high"]
-    rivals, timed = np.isfinite(others["time_s"]), np.isfinite(others["times_slower"])
-    elsewhere = others["data_parallel_size"].ne(chosen["data_parallel_size"])
-    elsewhere &= others["global_batch_size"].eq(chosen["global_batch_size"])
+    other_rows = compared[compared["source"].eq("measured") & compared["fits"] & ~is_chosen]
+    other_rows = other_rows.sort_values("times_slower", kind="stable")
+    low, high = other_rows["times_slower_low"], other_rows["times_slower_high"]
+    has_time, is_compared = (
+        np.isfinite(other_rows["time_s"]),
+        np.isfinite(other_rows["times_slower"]),
+    )
+    has_other_devices = other_rows["data_parallel_size"].ne(chosen["data_parallel_size"])
+    has_other_devices &= other_rows["global_batch_size"].eq(chosen["global_batch_size"])
     is_cheaper = compared["on_front"] & compared["fits"] & (compared["times_dearer"] < 1 - 1e-9)
 
     def first(rows: pd.DataFrame) -> dict[Any, Any] | None:
@@ -282,20 +289,20 @@ def _facts_of_others(compared: pd.DataFrame, chosen: pd.Series[Any]) -> dict[str
     return {
         "rate": own_learning_rate(compared, chosen.to_dict()),
         "is_to_target": is_to_target(compared),
-        "rivals": rivals.any(),
-        "untold": others[rivals & low.le(1) & high.ge(1)].to_dict("records"),
-        "few": others[rivals & low.isna()].to_dict("records"),
-        "few_n": f"{others.loc[rivals & low.isna(), 'times_slower_n'].max():.0f}",
-        "elsewhere": first(others[elsewhere & timed]),
-        "slowest": first(others[timed].iloc[::-1]),
-        "some_missed": others["time_s"].eq(math.inf).any(),
-        "rival": first(others.loc[low.dropna().sort_values(kind="stable").index]),
-        "lost": 100 * (1 - low.min()),
-        "uncompared": others[low.isna()].to_dict("records"),
+        "rivals": has_time.any(),
+        "untold": other_rows[has_time & low.le(1) & high.ge(1)].to_dict("records"),
+        "few": other_rows[has_time & low.isna()].to_dict("records"),
+        "few_n": f"{other_rows.loc[has_time & low.isna(), 'times_slower_n'].max():.0f}",
+        "elsewhere": first(other_rows[has_other_devices & is_compared]),
+        "slowest": first(other_rows[is_compared].iloc[::-1]),
+        "some_missed": other_rows["time_s"].eq(math.inf).any(),
+        "rival": first(other_rows.loc[low.dropna().sort_values(kind="stable").index]),
+        "lost_pct": 100 * (1 - low.min()),
+        "uncompared": other_rows[low.isna()].to_dict("records"),
         "cheapest": first(compared[is_cheaper].nsmallest(1, "times_dearer")),
     }
 
 
-def _plain(value: object) -> object:
+def _json_value(value: object) -> object:
     plain = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain

@@ -86,7 +86,7 @@ def step_times(
     Parameters
     ----------
     table : DataFrame
-        As `fit_step_time` takes it; of `Basis.paces`, where times are to add up to a target.
+        As `fit_step_time` takes it; `Basis.step_time_table` where times are to add up to a target.
     geometries : sequence of tuple of int
         Devices, micro-batch and accumulation.
     model : StepTimeModel, optional
@@ -122,9 +122,9 @@ def step_times(
     if model is not None:
         guesses = {}
         for row in np.flatnonzero(n == 0).tolist():
-            if (guess := _predicted(model, geometries[row])) is not None:
+            if (guess := _predict(model, geometries[row])) is not None:
                 guesses[row] = guess
-        rows.update(pd.DataFrame.from_dict(guesses, orient="index", columns=[*_GUESSED]))
+        rows.update(pd.DataFrame.from_dict(guesses, orient="index", columns=[*_PREDICTION_COLUMNS]))
     return rows.assign(step_time_s=np.exp(rows["time_log"]))
 
 
@@ -196,10 +196,10 @@ def pareto_front(time: pd.Series[float], cost: pd.Series[float]) -> NDArray[np.b
     array of bool, shape (rows,)
     """
     values = np.column_stack([time.to_numpy(dtype=float), cost.to_numpy(dtype=float)])
-    finite = np.isfinite(values).all(axis=1)
-    others, each = values[finite, None], values[None, :]
+    is_finite = np.isfinite(values).all(axis=1)
+    others, each = values[is_finite, None], values[None, :]
     is_beaten = ((others <= each).all(axis=2) & (others < each).any(axis=2)).any(axis=0)
-    is_on_front: NDArray[np.bool_] = finite & ~is_beaten
+    is_on_front: NDArray[np.bool_] = is_finite & ~is_beaten
     return is_on_front
 
 
@@ -221,8 +221,8 @@ def _trajectories(group: pd.DataFrame, by: Sequence[str]) -> tuple[pd.DataFrame,
     return runs.assign(steps=np.exp(runs["steps"])).reset_index(), key
 
 
-def _predicted(model: StepTimeModel, geometry: Geometry) -> tuple[object, ...] | None:
-    """Predict `_GUESSED` of a cut; None where its interval is wider than `WIDEST`."""
+def _predict(model: StepTimeModel, geometry: Geometry) -> tuple[object, ...] | None:
+    """Predict `_PREDICTION_COLUMNS` of a cut; None where its interval is wider than `WIDEST`."""
     predicted = model.combine(*geometry)
     if not (math.isfinite(predicted.value) and predicted.value > 0):
         return None
@@ -235,4 +235,4 @@ def _predicted(model: StepTimeModel, geometry: Geometry) -> tuple[object, ...] |
     return math.log(predicted.value), variance, degrees, "predicted", beyond
 
 
-_GUESSED = ("time_log", "time_log_variance", "time_degrees", "source", "beyond")
+_PREDICTION_COLUMNS = ("time_log", "time_log_variance", "time_degrees", "source", "beyond")

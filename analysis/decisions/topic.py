@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.decisions.evidence import Basis, evidence_of
+from batchscape.analysis.decisions.evidence import Basis, bases_of
 from batchscape.analysis.decisions.figures import pareto_chart
 from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
 from batchscape.analysis.decisions.show import candidates_table
@@ -31,8 +31,8 @@ def decision_section(
     cells: Cells, tables: Tables, reaches: pd.DataFrame | None = None
 ) -> Section | None:
     """Recommend a geometry for every group of comparable runs."""
-    bases = evidence_of(cells, tables, reaches=reaches)
-    parts = [_section_of(*numbered) for numbered in enumerate(bases[:_MAX_GROUPS])]
+    bases = bases_of(cells, tables, reaches=reaches)
+    parts = [_section_of(*number_and_basis) for number_and_basis in enumerate(bases[:_MAX_GROUPS])]
     if len(bases) > _MAX_GROUPS:
         command = ["batchscape", "recommend", *map(str, cells.runs["sweep_dir"].unique())]
         warning = (
@@ -44,21 +44,21 @@ def decision_section(
     return section if section.answer else None
 
 
-def _section_of(number: int, evidence: Basis) -> Section:
+def _section_of(number: int, basis: Basis) -> Section:
     """Recommend a geometry for one group of comparable runs."""
     try:
-        recommendation = recommend(evidence, Needs())
+        recommendation = recommend(basis, Needs())
     except AnalysisError as error:
         return Section(_TITLE, warnings=[str(error)])
     label, suffix, of_group = "", "", ""
-    if evidence.label:
-        label, suffix, of_group = f"{evidence.label}: ", f"_{number}", f": {evidence.label}"
+    if basis.label:
+        label, suffix, of_group = f"{basis.label}: ", f"_{number}", f": {basis.label}"
     headline = recommendation.headline
     section = Section(
         _TITLE,
         [f"{label}{headline}", *recommendation.reasons, *recommendation.regret],
         # The trade-off's own section says what its learning rates are worth.
-        warnings=[text for text in recommendation.warnings if text not in evidence.warnings],
+        warnings=[text for text in recommendation.warnings if text not in basis.warnings],
         first_screen=[f"{label}{text}" for text in (headline, *recommendation.costliest)],
         # Where no time counts the headline says already how to have some.
         settling_runs=[
@@ -69,20 +69,20 @@ def _section_of(number: int, evidence: Basis) -> Section:
     )
     if recommendation.chosen is None:
         return section
-    full = _full(recommendation, evidence)
+    named_candidates = _with_run_names(recommendation, basis)
     title = f"Geometries to choose from{of_group}"
-    table = candidates_table(full, _MAX_ROWS, f"time_to_target{suffix}", title)
-    picture = pareto_chart(full, evidence.label, f"pareto{suffix}", table.name)
+    table = candidates_table(named_candidates, _MAX_ROWS, f"time_to_target{suffix}", title)
+    picture = pareto_chart(named_candidates, basis.label, f"pareto{suffix}", table.name)
     return replace(
         section,
         tables=[table] if table.positions else [],
         pictures=[] if picture is None else [picture],
-        headlines=_headlines(recommendation.chosen, evidence, suffix),
+        headlines=_headlines(recommendation.chosen, basis, suffix),
     )
 
 
-def _headlines(chosen: pd.Series[Any], evidence: Basis, suffix: str) -> dict[str, Estimate]:
-    if evidence.reaches is None:
+def _headlines(chosen: pd.Series[Any], basis: Basis, suffix: str) -> dict[str, Estimate]:
+    if basis.reaches is None:
         return {}
     method = "logarithms of steps (over seeds) and step time (over runs) added, t-interval"
     quantities = {"time_to_target": ("time{}_s", "s"), "device_hours": ("device_hours{}", "h")}
@@ -95,15 +95,15 @@ def _headlines(chosen: pd.Series[Any], evidence: Basis, suffix: str) -> dict[str
             unit,
             method,
             _DEFINITION + ("" if unit == "s" else " x devices"),
-            group=evidence.label,
+            group=basis.label,
         )
         for name, (column, unit) in quantities.items()
     }
 
 
-def _full(recommendation: Recommendation, evidence: Basis) -> pd.DataFrame:
+def _with_run_names(recommendation: Recommendation, basis: Basis) -> pd.DataFrame:
     """Name the runs of each cut that was timed beside those of the steps, which cuts share."""
-    timed = evidence.table[evidence.table["step_time_s"].notna()]
+    timed = basis.table[basis.table["step_time_s"].notna()]
     names = timed.groupby(list(FACTORS))[["run_id", "sweep_dir"]].agg(_joined)
     names.columns = pd.Index(["run_ids", "sweep_dirs"])
     table = recommendation.candidates.rename(columns={"run_ids": "steps_from"})

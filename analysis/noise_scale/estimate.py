@@ -61,7 +61,7 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.comparing.pairs import Contrast, logarithm
 from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, TWO_SIDED, half_width
 from batchscape.analysis.joins import column_of, rows_of
-from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
+from batchscape.record.noise_scale import NOISE_COLUMNS, noise_samples, objective_depends_on_batch
 
 _STEPS_A_HALF_LIFE = 10
 """Sampled steps of each run in a half-life of a curve, at least."""
@@ -303,7 +303,7 @@ def fieller_interval(
 def _samples(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return the parts of the ratio for every sampled step of some runs, with its `run`."""
     sampled = steps[steps["small_batch_size"].notna()]
-    rows = rows_of(runs, sampled, ["samples", "tokens", *SAMPLED])
+    rows = rows_of(runs, sampled, ["samples", "tokens", *NOISE_COLUMNS])
     samples = noise_samples(rows)
     return samples.join(rows[["run", "samples", "tokens"]])
 
@@ -311,7 +311,7 @@ def _samples(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     labels = column_of(cells.runs, "not_invariant")
     is_completed = cells.runs["status"].eq("completed")
-    counted = is_completed & ~labels.map(has_no_noise_scale).astype(bool)
+    counted = is_completed & ~labels.map(objective_depends_on_batch).astype(bool)
     completed = cells.runs[counted]
     # A timing repeat of a trajectory adds no draw of its noise.
     runs = completed.drop_duplicates(["cell", "trajectory_id"])

@@ -12,7 +12,7 @@ from batchscape.analysis.commands import timing_command, untimed_cells
 from batchscape.analysis.cost.capacity import LIMITED
 from batchscape.analysis.hardware import is_timed_alone
 from batchscape.analysis.joins import column_of
-from batchscape.record.noise_scale import has_no_noise_scale
+from batchscape.record.noise_scale import objective_depends_on_batch
 from batchscape.text import count_text
 
 _ENDED_BADLY = ("failed", "oom", "diverged", "timeout", "pruned")
@@ -164,7 +164,7 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
             f"Not decomposition-invariant ({why}): {count_text(count, 'run')}. Decompositions of "
             "one global batch may train unlike one another."
         )
-    barred = completed.get("not_invariant", pd.Series(dtype=str)).map(has_no_noise_scale)
+    barred = completed.get("not_invariant", pd.Series(dtype=str)).map(objective_depends_on_batch)
     if barred.any():
         yield (
             f"The gradient noise scale of {count_text(int(barred.sum()), 'run')} is left out: "

@@ -40,7 +40,7 @@ from batchscape.errors import RecordError
 from batchscape.outgoing import make_printable
 from batchscape.record.figures import COLUMNS
 from batchscape.record.folder import SweepFolder
-from batchscape.record.noise_scale import SAMPLED
+from batchscape.record.noise_scale import NOISE_COLUMNS
 from batchscape.record.tables import load
 from batchscape.record.trials import refuse_trials
 from batchscape.text import count_text
@@ -51,7 +51,7 @@ _MOST_NOTES = 3
 """Notes in the terminal; the others are counted."""
 
 READ = {
-    "steps": ("optimizer_step", "samples", "tokens", "train_time_s", "loss", *SAMPLED),
+    "steps": ("optimizer_step", "samples", "tokens", "train_time_s", "loss", *NOISE_COLUMNS),
     "evals": tuple(COLUMNS["evals"]),
     "ranks": ("memory_method", "exchanges_every_micro_step"),
 }

@@ -22,7 +22,7 @@ def best_measured(studies: Sequence[Mapping[str, Any]], objective: str) -> pd.Da
     Parameters
     ----------
     studies : sequence of mapping
-        As `read_measured` returns them.
+        As `read_grid_results` returns them.
     objective : str
         Name of what was minimised.
 

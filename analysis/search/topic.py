@@ -26,7 +26,7 @@ from batchscape.analysis.search.measured import (
     settings_text,
 )
 from batchscape.record.folder import SweepFolder
-from batchscape.record.trials import TRIALS, read_measured, read_trials
+from batchscape.record.trials import TRIALS, read_grid_results, read_trials
 from batchscape.text import count_text, list_text
 
 _LABELS = {
@@ -89,7 +89,7 @@ class _Search:
         self.folder, self.trials = folder, trials
         self.objective = next(name for name in map(str, trials) if name in _LABELS)
         self.keys = [name for name in map(str, trials) if name not in {*TRIALS, self.objective}]
-        self.grids = read_measured(folder)
+        self.grids = read_grid_results(folder)
         self.measured = best_measured(self.grids, self.objective)
 
     def section(self, cells: Cells, suffix: str, of_folder: str) -> Section:

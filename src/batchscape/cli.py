@@ -928,7 +928,7 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
         _console().print(untimed, style="yellow", soft_wrap=True)
     if result.interrupted:
         return 130
-    return 1 if result.failed or result.stopped else 0
+    return 1 if result.failed or result.why_stopped else 0
 
 
 def _is_on_slurm(grid: SweepCells) -> bool:
@@ -955,7 +955,9 @@ def _search(grid: SweepCells, machine: Machine, arguments: Sequence[str]) -> int
         console.print(f"Report: {report}", soft_wrap=True)
     if outcome.result.interrupted:
         return 130
-    return 1 if outcome.result.failed or outcome.result.stopped or not outcome.is_complete else 0
+    return (
+        1 if outcome.result.failed or outcome.result.why_stopped or not outcome.is_complete else 0
+    )
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -85,8 +85,8 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> dict[str, Any
             result = Launcher(sweep, machine, [spec], console=Console(file=null_file)).run()
         if result.interrupted:
             raise KeyboardInterrupt
-        if result.stopped is not None:
-            raise LaunchError(result.stopped)
+        if result.why_stopped is not None:
+            raise LaunchError(result.why_stopped)
         folder = sweep.run(spec.run_id)
         status = RunStatus.read(folder.status)
         is_fitting = status.status is Status.COMPLETED

@@ -81,7 +81,7 @@ def swept(spec_of: Callable[..., RunSpec], tmp_path_factory: pytest.TempPathFact
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FAULTS)
         patch.setattr(attempt, "PEER_GRACE_S", 0.5)
-        patch.setattr(hangs, "FACTOR", 3.0)
+        patch.setattr(hangs, "HANG_STEPS", 3.0)
         result = Launcher(
             folder,
             MACHINE,

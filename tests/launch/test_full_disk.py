@@ -41,7 +41,7 @@ def launched(
     statuses = {spec.run_id: RunStatus.read(sweep.run(spec.run_id).status) for spec in specs}
     return {
         "told": {run.run_id: str(run.status) for run in result.runs},
-        "stopped": result.stopped,
+        "stopped": result.why_stopped,
         "printed": output.getvalue().replace("\n", " "),
         "status": {name: str(status.status) for name, status in statuses.items()},
         "attempts": {name: len(status.attempts) for name, status in statuses.items()},

@@ -20,7 +20,7 @@ SETTINGS = Local("local", hang_s=10.0)
 
 @pytest.fixture(autouse=True)
 def _four_steps(monkeypatch):
-    monkeypatch.setattr(hangs, "FACTOR", 4.0)
+    monkeypatch.setattr(hangs, "HANG_STEPS", 4.0)
 
 
 class Ranks:
@@ -159,9 +159,9 @@ def test_a_program_is_judged_once_it_shows_steps(tmp_path):
 def test_the_watch_leaves_nothing(tmp_path):
     ranks = Ranks(tmp_path / "run", 2)
     assert len(list(tmp_path.iterdir())) == 2
-    assert ranks.watch.last(0) is None
+    assert ranks.watch.last_beat(0) is None
     ranks.tell(0, Phase.FORWARD, 3, 1)
-    last = ranks.watch.last(0)
+    last = ranks.watch.last_beat(0)
     assert last is not None
     assert (str(last), last.micro_step) == ("forward of optimizer step 3", 1)
     ranks.watch.close()

@@ -400,7 +400,7 @@ def test_what_a_later_start_notes_is_told_once(
     start = Spawned.start
 
     def noting(self: Spawned, begun: Start, keep_open: Sequence[int] = ()) -> None:
-        self.note = "started again" if begun.run == "completes-a" else self.note
+        self.note = "started again" if begun.run_id == "completes-a" else self.note
         start(self, begun, keep_open)
 
     monkeypatch.setattr(Spawned, "start", noting)

@@ -62,13 +62,13 @@ def start_of(tmp_path: Path, ranks: int = 4) -> Start:
     run = tmp_path / "run"
     run.mkdir(exist_ok=True)
     return Start(
-        run="run",
+        run_id="run",
         run_dir=str(run),
         log=str(run / "log.txt"),
         ranks=ranks,
         entry="workers_of_nodes:main",
         environment={"CUDA_VISIBLE_DEVICES": "as found on the first node"},
-        watched=str(tmp_path / "watched"),
+        heartbeat_prefix=str(tmp_path / "watched"),
     )
 
 
@@ -100,7 +100,7 @@ def test_ranks_follow_each_other_signals_reach_all_and_a_lost_node_is_told(
     # One process, such as a prediction, is on the first node; the run may be tried again.
     opened.start(start_of(tmp_path, ranks=1))
     assert [(e.rank, e.code) for e in ends(opened, 1)] == [(0, 0)]
-    place = opened.place()
+    place = opened.node_entries()
     assert place["nodes"] == ["localhost", "127.0.0.1"]
     assert place["master"].startswith("tcp://localhost:")
 
@@ -117,7 +117,7 @@ def test_ranks_follow_each_other_signals_reach_all_and_a_lost_node_is_told(
     started[1].kill()
     lost = ends(opened, 2)
     assert [(e.rank, e.code) for e in lost] == [(2, -9), (3, -9)]
-    assert lost[0].lost == "node 127.0.0.1 is lost, and the ranks of the run on it"
+    assert lost[0].outside_cause == "node 127.0.0.1 is lost, and the ranks of the run on it"
     opened.signal("run", signal.SIGKILL)
     assert [e.rank for e in ends(opened, 2)] == [0, 1]
     with pytest.raises(ServerKilledError, match=r"node 127.0.0.1 of this job is lost"):

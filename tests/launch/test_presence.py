@@ -54,22 +54,22 @@ SPOILED = {
 
 def test_each_finds_the_other(folder: Path) -> None:
     with Presence() as one:
-        assert not one.others()
+        assert not one.has_others()
         with Presence() as two:
-            assert one.others()
-            assert two.others()
-        assert not one.others()
+            assert one.has_others()
+            assert two.has_others()
+        assert not one.has_others()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
     assert list(folder.iterdir()) == []
 
 
 def test_an_answer_may_be_old() -> None:
     with Presence() as one:
-        assert not one.others()
+        assert not one.has_others()
         with Presence():
-            assert not one.others(max_age_s=600.0)
-            assert one.others()
-        assert one.others(max_age_s=600.0)
+            assert not one.has_others(max_age_s=600.0)
+            assert one.has_others()
+        assert one.has_others(max_age_s=600.0)
 
 
 def test_a_killed_launcher_is_forgotten(folder: Path) -> None:
@@ -78,10 +78,10 @@ def test_a_killed_launcher_is_forgotten(folder: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == b"here\n"
         with Presence() as one:
-            assert one.others()
+            assert one.has_others()
             other.kill()
             other.wait()
-            assert not one.others()
+            assert not one.has_others()
             assert len(list(folder.iterdir())) == 1
 
 
@@ -92,7 +92,7 @@ def test_foreign_things_in_the_folder_do_no_harm(folder: Path, tmp_path: Path) -
     (tmp_path / "target").touch()
     (folder / "link").symlink_to(tmp_path / "target")
     with Presence() as one:
-        assert not one.others()
+        assert not one.has_others()
     assert (tmp_path / "target").exists()
 
 
@@ -134,12 +134,12 @@ with Presence():
 
 def test_a_launcher_that_waits_hides_and_shows_itself_again():
     with Presence() as waiting, Presence() as working:
-        assert working.others()
+        assert working.has_others()
         waiting.hide()
         waiting.hide()
-        assert not working.others()
-        assert waiting.others()
+        assert not working.has_others()
+        assert waiting.has_others()
         waiting.show()
-        assert working.others()
+        assert working.has_others()
         working.hide()
-        assert not waiting.others()
+        assert not waiting.has_others()

@@ -76,7 +76,7 @@ def test_how_a_rank_ends_is_reported(
 ) -> None:
     start(processes, tmp_path / name)
     (ended,) = ends(processes, 1)
-    assert (ended.run, ended.rank, ended.code) == (name, 0, code)
+    assert (ended.run_id, ended.rank, ended.code) == (name, 0, code)
 
 
 def test_all_that_is_printed_is_in_the_log(processes: Processes, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ class TestForked:
             with pytest.raises(LaunchError, match="refused cannot be handed to the fork server"):
                 processes.start(refused, keep_open=(1 << 20,))
             start(processes, tmp_path / "completes")
-            assert [ended.run for ended in ends(processes, 1)] == ["completes"]
+            assert [ended.run_id for ended in ends(processes, 1)] == ["completes"]
             processes._server.kill()
             assert processes.wait(5.0) == []
         finally:

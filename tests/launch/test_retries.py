@@ -167,7 +167,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_fork_server_that_is_killed_is_no_bad_input(sweep: Sweep, killed: Path) -> None:
     result = sweep.run("completes", "completes-later")
     assert killed.read_text().count("x") == 1
-    assert result.stopped == (
+    assert result.why_stopped == (
         "no process can be started: the fork server was killed by signal 9 while it imported; "
         "look at the machine's memory"
     )
@@ -194,12 +194,12 @@ def test_where_no_server_can_be_had_the_other_runs_stay_pending(
     thread.start()
     result = sweep.run("killsserver", "completes-later")
     thread.join()
-    assert result.stopped is not None
-    assert result.stopped.startswith(
+    assert result.why_stopped is not None
+    assert result.why_stopped.startswith(
         "no process can be started any more: the fork server cannot be started again: "
     )
-    assert "/no/interpreter/here" in result.stopped
-    assert f"{result.stopped}: no more were started" in sweep.printed
+    assert "/no/interpreter/here" in result.why_stopped
+    assert f"{result.why_stopped}: no more were started" in sweep.printed
     later = sweep.status("completes-later")
     assert (later.status, later.attempts) == (Status.PENDING, [])
     # The run that it took along is open as well: the same command goes on with both.

@@ -82,12 +82,12 @@ def test_no_more_are_started_after_so_many_failures(sweep: Sweep) -> None:
     names = [f"exits7-{number}" for number in range(4)]
     result = sweep.run(*names, max_failures=2)
     assert [run.status for run in result.runs] == [Status.FAILED] * 2 + [Status.PENDING] * 2
-    assert result.stopped == "2 runs have failed, and launcher.max_failures is 2"
-    assert f"{result.stopped}: no more were started; the same command goes on" in sweep.printed
+    assert result.why_stopped == "2 runs have failed, and launcher.max_failures is 2"
+    assert f"{result.why_stopped}: no more were started; the same command goes on" in sweep.printed
     assert not result.interrupted
     # Failures of earlier launches do not count, or nothing would ever go on.
     result = sweep.run(*names, "completes-later", max_failures=3)
-    assert result.stopped is None
+    assert result.why_stopped is None
     assert sweep.attempts(*names, "completes-later") == [1, 1, 1, 1, 1]
     assert sweep.status("completes-later").status is Status.COMPLETED
 
@@ -102,7 +102,7 @@ def test_what_runs_is_finished(sweep: Sweep) -> None:
         "outlasts": Status.COMPLETED,
         "completes-later": Status.PENDING,
     }
-    assert result.stopped == "1 run has failed, and launcher.max_failures is 1"
+    assert result.why_stopped == "1 run has failed, and launcher.max_failures is 1"
 
 
 def cells(*arguments: str) -> SweepCells:
@@ -156,12 +156,12 @@ def test_a_sweep_whose_first_runs_fail_alike_is_stopped(sweep: Sweep) -> None:
     names = [f"exits7-{number}" for number in range(5)]
     result = sweep.run(*names)
     assert [run.status for run in result.runs] == [Status.FAILED] * 3 + [Status.PENDING] * 2
-    assert result.stopped is not None
-    assert result.stopped.startswith("all 3 runs failed alike (")
-    assert str(result.runs[0].reason) in result.stopped
-    assert "--retry failed runs these again, and launcher.max_failures=1000" in result.stopped
+    assert result.why_stopped is not None
+    assert result.why_stopped.startswith("all 3 runs failed alike (")
+    assert str(result.runs[0].reason) in result.why_stopped
+    assert "--retry failed runs these again, and launcher.max_failures=1000" in result.why_stopped
     # The same command goes on with the others, of which too few are left to tell.
-    assert sweep.run(*names).stopped is None
+    assert sweep.run(*names).why_stopped is None
     assert sweep.attempts(*names) == [1] * 5
 
 
@@ -176,19 +176,19 @@ def test_a_sweep_whose_first_runs_fail_alike_is_stopped(sweep: Sweep) -> None:
 def test_runs_that_fail_otherwise_or_in_between_stop_nothing(
     sweep: Sweep, names: tuple[str, ...]
 ) -> None:
-    assert sweep.run(*names).stopped is None
+    assert sweep.run(*names).why_stopped is None
     assert sweep.attempts(*names) == [1] * len(names)
 
 
 def test_failures_where_a_run_has_completed_before_stop_nothing(sweep: Sweep) -> None:
     sweep.run("completes")
     names = [f"exits7-{number}" for number in range(4)]
-    assert sweep.run("completes", *names).stopped is None
+    assert sweep.run("completes", *names).why_stopped is None
     assert sweep.attempts(*names) == [1] * 4
 
 
 def test_how_a_run_at_work_ends_decides(sweep: Sweep) -> None:
     """The long one completes once `exits7` has failed, which is the third."""
     names = ("outlasts", "exits7-2", "exits7-3", "exits7", "exits7-later", "completes-later")
-    assert sweep.run(*names, concurrent_runs=2).stopped is None
+    assert sweep.run(*names, concurrent_runs=2).why_stopped is None
     assert sweep.attempts(*names) == [1] * 6

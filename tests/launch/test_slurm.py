@@ -142,7 +142,7 @@ def test_an_order_is_read_as_it_was_written_and_extended(on_nodes, tmp_path: Pat
     (spec,) = both.specs(sweep, Shape(2, 4), pytest.fail)
     assert spec.config.launcher == launcher
     assert replace(spec, config=specs[1].config) == specs[1]
-    assert both.specs(sweep, POOL, pytest.fail, but={"run-1"}) == []
+    assert both.specs(sweep, POOL, pytest.fail, without={"run-1"}) == []
     assert {shape: [s.run_id for s in of_shape] for shape, of_shape in shapes(specs).items()} == {
         POOL: ["run-1"],
         Shape(2, 4): ["run-2"],

@@ -29,11 +29,11 @@ class Steers:
     def runs(self) -> int:
         return 9
 
-    def more(self, over: Collection[str]) -> list[RunSpec]:
-        self.calls.append(frozenset(over))
+    def next_runs(self, settled_run_ids: Collection[str]) -> list[RunSpec]:
+        self.calls.append(frozenset(settled_run_ids))
         return self.waves.pop(0) if self.waves else []
 
-    def cut(self, spec: RunSpec) -> str | None:
+    def reason_to_cut(self, spec: RunSpec) -> str | None:
         return "it was to be cut" if spec.run_id.startswith(self.cuts) else None
 
 

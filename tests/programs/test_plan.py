@@ -10,7 +10,7 @@ from batchscape.compose import compose
 from batchscape.config import RunConfig
 from batchscape.errors import ConfigError
 from batchscape.plan.expand import SweepCells
-from batchscape.record.placeholders import PLACEHOLDERS, not_passed, placeholder_values
+from batchscape.record.placeholders import PLACEHOLDERS, placeholder_values, unpassed_settings
 from batchscape.record.spec import RunSpec
 
 
@@ -217,7 +217,7 @@ def test_rules_of_settings_that_are_not_passed_refuse_nothing(settings, plan):
 
 
 def test_what_is_not_passed_is_known(config):
-    names = not_passed(config(**argv("{learning_rate}", "{seed}", "{optimizer.beta1}")))
+    names = unpassed_settings(config(**argv("{learning_rate}", "{seed}", "{optimizer.beta1}")))
     assert {"optimizer.weight_decay", "schedule.warmup_samples", "loader.workers"} <= set(names)
     assert not {"optimizer.learning_rate", "optimizer.beta1", "seed", "init_seed"} & set(names)
 

@@ -416,7 +416,7 @@ def run_with_short_files(sweep, cells, limit: int):
     """Run where no file may grow beyond a limit, as on a disk that is full for the rows alone."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     result = sweep.run(*cells, method="spawn")
-    return [str(run.status) for run in result.runs], result.stopped
+    return [str(run.status) for run in result.runs], result.why_stopped
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ import pytest
 from batchscape.errors import DiskError
 from batchscape.record import disk
 from batchscape.record.disk import (
+    as_disk_error,
     disk_error,
     disk_trouble,
-    explained,
     free_bytes,
     read_each,
 )
@@ -139,14 +139,14 @@ def test_errors_of_disks_are_told_from_others(tmp_path: Path, number: int, text:
     assert error.errno == number
     wrapped = RuntimeError("a library says something")
     wrapped.__cause__ = OSError(number, "of the system")
-    assert text in str(explained(wrapped, tmp_path))
+    assert text in str(as_disk_error(wrapped, tmp_path))
 
 
 def test_errors_of_others_are_what_they_are(tmp_path: Path) -> None:
     for error in (OSError(errno.EACCES, "denied"), OSError(errno.ENOENT, "gone")):
         assert disk_error(error, tmp_path) is error
     other = ValueError("no disk")
-    assert explained(other, tmp_path) is other
+    assert as_disk_error(other, tmp_path) is other
 
 
 def test_many_are_read_at_once_where_several_machines_share_the_file_system(

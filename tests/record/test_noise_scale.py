@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.record.figures import COLUMNS
-from batchscape.record.noise_scale import SAMPLED, estimate, noise_samples
+from batchscape.record.noise_scale import NOISE_COLUMNS, estimate, noise_samples
 
 
 def rows(**columns):
     """Steps with the types of the record; what is not given is missing."""
-    typed = {name: COLUMNS["steps"][name].dtype for name in SAMPLED}
-    return pd.DataFrame(columns).reindex(columns=list(SAMPLED)).astype(typed)
+    typed = {name: COLUMNS["steps"][name].dtype for name in NOISE_COLUMNS}
+    return pd.DataFrame(columns).reindex(columns=list(NOISE_COLUMNS)).astype(typed)
 
 
 def expected_rows(noise, signal, small, big):

@@ -88,9 +88,7 @@ def test_a_kill_that_the_cgroup_counts_is_out_of_memory() -> None:
     # It is the host that ran out, which is no device of CUDA.
     verdict = decide(1, {}, {0: gone(0, -9)}, oom_kills=1, device_type="cuda")
     assert (verdict.status, verdict.cause) == (Status.FAILED, Cause.OTHER_MEMORY)
-    assert str(verdict.reason).endswith(
-        "the memory of the host, which says nothing of the device's"
-    )
+    assert str(verdict.reason).endswith("the memory of the host, not of the device")
     # The count says nothing of a process that died of something else.
     assert decide(1, {}, {0: gone(0, -11)}, oom_kills=2).cause is Cause.SIGNAL
     # Nor does it make ours what the launcher has killed.
@@ -101,7 +99,7 @@ def test_a_kill_that_the_cgroup_counts_is_out_of_memory() -> None:
 
 
 def test_what_became_of_the_server_or_of_a_fork_is_no_doing_of_the_rank() -> None:
-    ended = RankExit("run", 1, -9, 100.0, lost="the fork server died")
+    ended = RankExit("run", 1, -9, 100.0, outside_cause="the fork server died")
     verdict = decide(1, {}, {0: ended}, last_words="last words")
     assert verdict == RunEnd(
         Status.FAILED, reason="the fork server died", cause=Cause.INFRASTRUCTURE

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from batchscape.errors import RecordError
 from batchscape.record import disk
 from batchscape.record.commands import LaunchedRun, time_again
-from batchscape.record.figures import COLUMNS, FIGURES, TIMES, Figure, FigureColumn, How
+from batchscape.record.figures import COLUMNS, FIGURES, TIMES, Figure, FigureColumn, Reduction
 from batchscape.record.files import JsonLines, keep_json_lines, read_json_lines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
@@ -178,14 +178,16 @@ def test_a_new_figure_of_a_step_is_reduced_as_declared(
 
 
 def test_each_reduction_of_a_step_is_tried():
-    assert [how for how, *_ in REDUCED] == [how for how in get_args(How) if how]
+    assert [how for how, *_ in REDUCED] == [how for how in get_args(Reduction) if how]
 
 
 def test_each_figure_without_a_reduction_is_computed(run):
     with rows_again(run, "steps") as rows:
         rows[2] |= {"small_batch_size": 2, "small_gradient_square": 3.0, "gradient_norm": 1.5}
     figures = figures_of(run)
-    assert [name for name, of in FIGURES.items() if not of.how and figures[name] is None] == []
+    assert [
+        name for name, of in FIGURES.items() if not of.reduction and figures[name] is None
+    ] == []
 
 
 def test_a_reduction_that_is_not_there_is_refused_in_the_declaration():

@@ -12,7 +12,7 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import take
 from batchscape.record.overview import overview
 from batchscape.record.trial_counts import TrialCounts, count_trials
-from batchscape.record.trials import write_measured
+from batchscape.record.trials import write_grid_results
 
 HEAD = "study,trial,rate,loss,outcome,is_best,runs,reason\n"
 
@@ -37,7 +37,7 @@ def test_trials_that_are_over_are_counted_by_study(sweep: SweepFolder) -> None:
     # A grid of fewer trials is another's.
     # Of the two that are over one told nothing.
     for trials, is_left in ((0, True), (1, False), (2, True)):
-        write_measured(sweep.search, ["loss"], [{"study": "b=8", "trials": trials}])
+        write_grid_results(sweep.search, ["loss"], [{"study": "b=8", "trials": trials}])
         assert count_trials(sweep) == TrialCounts(3, {"b=8": 2, "b=16": 0}, grid_is_left=is_left)
 
 

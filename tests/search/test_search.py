@@ -166,7 +166,7 @@ def test_trials_enter_no_number_of_a_report(undisturbed, tmp_path, capsys):
     assert not set(runs["run_id"]) & set(trials["runs"])
     pd.testing.assert_frame_equal(pd.read_csv(report.out / "tables" / "trials.csv"), trials)
     for folder in ("s/search", "s/search/../search"):
-        with pytest.raises(RecordError, match="chosen for doing well"):
+        with pytest.raises(RecordError, match="chosen for good results"):
             write_report([tmp_path / folder])
     assert main(["recommend", str(tmp_path / "s" / "search")]) == 2
     measured = pd.read_csv(report.out / "tables" / "search_measured.csv")

@@ -84,24 +84,28 @@ def is_of_our_loop(key: str) -> bool:
 
 
 def that_affect(
-    config: RunConfig, what: Affects, *, but: Affects = Affects.NOTHING, for_program: bool = False
+    config: RunConfig,
+    what: Affects,
+    *,
+    without: Affects = Affects.NOTHING,
+    for_program: bool = False,
 ) -> dict[str, Any]:
-    """Return the settings of a run that affect any of `what` and none of `but`, nested by group.
+    """Return settings of a run that affect any of `what` and none of `without`, nested by group.
 
     `for_program` leaves out those that a program of others does not receive.
     """
-    mapping = config.to_mapping(_fields(what, but, for_program=for_program))
+    mapping = config.to_mapping(_fields(what, without, for_program=for_program))
     return {name: value for name, value in mapping.items() if value != {} or name not in _GROUPS}
 
 
 @functools.cache
-def _fields(what: Affects, but: Affects, *, for_program: bool) -> dict[str, Any]:
+def _fields(what: Affects, without: Affects, *, for_program: bool) -> dict[str, Any]:
     """Return these fields, nested; a group of them is a mapping."""
     fields_by_group: dict[str, Any] = {}
     for setting in SETTINGS:
         key, (*groups, name) = setting.key, setting.path
         affects = _AFFECTS[key]
-        if affects & what and not affects & but and not (for_program and key in _OF_OUR_LOOP):
+        if affects & what and not affects & without and not (for_program and key in _OF_OUR_LOOP):
             nested = fields_by_group
             for group in groups:
                 nested = nested.setdefault(group, {})

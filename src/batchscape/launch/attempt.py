@@ -75,7 +75,7 @@ class ActiveRun:
     """Size of the log before this attempt."""
     hangs: HangWatch
     """Closed at the end."""
-    began: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.monotonic)
     """On the monotonic clock."""
     exits: dict[int, RankExit] = field(default_factory=dict)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class ActiveRun:
     _oom_kills_before: int | None = field(default_factory=oom_kills)
     _kill_at: float | None = None
     _end_watched_since: float | None = None
-    _spoiled_by: str | None = None
+    _spoil_reason: str | None = None
 
     @property
     def last_row(self) -> dict[str, Any]:
@@ -120,16 +120,16 @@ class ActiveRun:
 
     def spoil_times(self, reason: str) -> None:
         """Keep the times of this run out of comparisons."""
-        if self._spoiled_by is None:
-            self._spoiled_by = reason
+        if self._spoil_reason is None:
+            self._spoil_reason = reason
             # Now, for the case that this launcher is killed; else `_conclude` writes it last.
             with contextlib.suppress(OSError, RecordError):
                 self._write_spoiled()
 
     def _write_spoiled(self) -> None:
-        if self._spoiled_by is not None:
+        if self._spoil_reason is not None:
             launch = read_json(self.folder.launch)
-            invalidate_times(launch, self._spoiled_by)
+            invalidate_times(launch, self._spoil_reason)
             write_json(self.folder.launch, launch)
 
     def look(self, exits: Iterable[RankExit]) -> RunStatus | None:
@@ -147,10 +147,10 @@ class ActiveRun:
         """
         with contextlib.suppress(RecordError):  # the end of the run reports the damage
             self._read_outcomes()
-        for ended in exits:
-            self.exits[ended.rank] = ended
+        for rank_exit in exits:
+            self.exits[rank_exit.rank] = rank_exit
             if len(self.exits) < self.spec.processes and self.stop is None:
-                self._note_end_of(ended.rank)
+                self._note_end_of(rank_exit.rank)
         at = time.monotonic()
         self._enforce_limits(at)
         self._watch_for_hang(at)
@@ -180,15 +180,15 @@ class ActiveRun:
 
     def _enforce_limits(self, at: float) -> None:
         timeout_s = self.spec.config.launcher.timeout_s
-        if timeout_s is not None and at - self.began > timeout_s:
+        if timeout_s is not None and at - self.began_at > timeout_s:
             self.ask_to_stop(Status.TIMEOUT, f"not done after timeout_s = {timeout_s:g} s")
         since = self._end_watched_since
         is_watched = since is not None and self.stop is None and self._kill_at is None
         if len(self.outcomes) == self.spec.processes:
             self._kill_within(PEER_GRACE_S)
         elif is_watched and since is not None and at - since > END_GRACE_S:
-            late = sorted(set(range(self.spec.processes)) - set(self.exits))
-            reason = f"ranks {late} hang: others ended {END_GRACE_S:g} s ago"
+            late_ranks = sorted(set(range(self.spec.processes)) - set(self.exits))
+            reason = f"ranks {late_ranks} hang: others ended {END_GRACE_S:g} s ago"
             self.stop = Stop(Status.FAILED, reason=reason, cause=Cause.HANG)
             self.kill()
         if self._kill_at is not None and at >= self._kill_at:
@@ -253,12 +253,12 @@ class ActiveRun:
             self.status.write(self.folder.status)
 
     def _ended_at(self) -> float:
-        return self.status.attempts[-1].started_at + time.monotonic() - self.began
+        return self.status.attempts[-1].started_at + time.monotonic() - self.began_at
 
     def _decide_end(self) -> RunEnd:
         self._read_outcomes()
-        printed = end_of(self.folder.log, _LOG_TAIL_BYTES, self.log_offset)
-        lines = [line.strip() for line in printed.decode(errors="replace").split("\n")]
+        log_end = end_of(self.folder.log, _LOG_TAIL_BYTES, self.log_offset)
+        lines = [line.strip() for line in log_end.decode(errors="replace").split("\n")]
         kills_before, kills = self._oom_kills_before, oom_kills()
         run_end = decide(
             self.spec.processes,
@@ -271,7 +271,7 @@ class ActiveRun:
             device_type=self.spec.device_type,
         )
         if run_end.rank is not None and run_end.phase is None:
-            beat = self.hangs.last(run_end.rank)
+            beat = self.hangs.last_beat(run_end.rank)
             run_end = replace(run_end, phase=None if beat is None else str(beat.phase))
         if run_end.cause is Cause.EXCEPTION and run_end.rank not in self.outcomes:
             # A rank that meets a full disk cannot say so: neither its outcome nor its log is taken.
@@ -313,19 +313,25 @@ def write_end(
 
 
 def _with_earlier_times(
-    before: dict[str, Any], launch: dict[str, Any], whose: str = "an earlier attempt: "
+    earlier_launch: dict[str, Any],
+    launch: dict[str, Any],
+    reason_prefix: str = "an earlier attempt: ",
 ) -> dict[str, Any]:
-    """Return the launch record of a run that goes on: its rows are those of all its attempts."""
+    """Add the reasons of the earlier launch to the record: the rows are those of all attempts."""
     launch = dict(launch)
-    then, now = before.get("usable_cores"), launch["usable_cores"]
-    if then != now:
-        invalidate_times(launch, f"usable cores changed from {then} to {now} between attempts")
-    if not before.get("timing_valid"):
-        reasons = str(before.get("timing_invalid_reason") or "no reason recorded").split("; ")
-        present = str(launch["timing_invalid_reason"]).split("; ")
-        for reason in (reason.removeprefix(whose) for reason in reasons):
-            if reason not in present:
-                invalidate_times(launch, whose + reason)
+    earlier_cores, cores = earlier_launch.get("usable_cores"), launch["usable_cores"]
+    if earlier_cores != cores:
+        invalidate_times(
+            launch, f"usable cores changed from {earlier_cores} to {cores} between attempts"
+        )
+    if not earlier_launch.get("timing_valid"):
+        reasons = str(earlier_launch.get("timing_invalid_reason") or "no reason recorded").split(
+            "; "
+        )
+        present_reasons = str(launch["timing_invalid_reason"]).split("; ")
+        for reason in (reason.removeprefix(reason_prefix) for reason in reasons):
+            if reason not in present_reasons:
+                invalidate_times(launch, reason_prefix + reason)
     return launch
 
 
@@ -368,7 +374,9 @@ class Attempts:
         self._entry, self._command = entry, command
         self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
 
-    def begin(self, spec: RunSpec, lease: Lease, claim: RunClaim, *, others: bool) -> ActiveRun:
+    def begin(
+        self, spec: RunSpec, lease: Lease, claim: RunClaim, *, has_other_launchers: bool
+    ) -> ActiveRun:
         """Prepare the folder of a run for its next attempt, and start the ranks.
 
         Parameters
@@ -378,8 +386,8 @@ class Attempts:
         lease : Lease
         claim : RunClaim
             The ranks inherit it and the locks of the devices, which last as long as the ranks.
-        others : bool
-            Whether another launcher is at work on this machine.
+        has_other_launchers : bool
+            Whether others are at work on this machine.
 
         Raises
         ------
@@ -395,28 +403,28 @@ class Attempts:
         """
         folder = self._sweep.run(spec.run_id)
         state = read_state(folder, spec, is_ours=True)
-        launch = self._launch_record(spec, state, lease, others=others)
+        launch = self._launch_record(spec, state, lease, has_other_launchers=has_other_launchers)
         # Ranks meet where no earlier attempt has left files.
-        meeting = launch["rendezvous"]
+        meeting_prefix = launch["rendezvous"]
         try:
-            hangs = HangWatch(meeting, spec)
+            hangs = HangWatch(meeting_prefix, spec)
         except OSError as error:
             # The disk of temporary files may be full while that of the sweep is not.
-            raise disk_error(error, Path(meeting)) from error
+            raise disk_error(error, Path(meeting_prefix)) from error
         # By UUID: the numbers of NVML and of CUDA may differ.
-        cuda = {device.index: device.uuid for device in self._machine.cuda_devices}
-        uuids = [cuda[i] for i in lease.devices] if spec.device_type == "cuda" else []
+        uuid_by_index = {device.index: device.uuid for device in self._machine.cuda_devices}
+        uuids = [uuid_by_index[i] for i in lease.devices] if spec.device_type == "cuda" else []
         start = Start(
-            run=spec.run_id,
+            run_id=spec.run_id,
             run_dir=str(folder.path.absolute()),
             log=str(folder.log.absolute()),
             ranks=spec.processes,
             entry=COMMAND_WORKER if spec.is_program else self._entry,
             environment={"CUDA_VISIBLE_DEVICES": ",".join(uuids)},
-            watched=meeting,
+            heartbeat_prefix=meeting_prefix,
         )
-        with ExitStack() as undone:
-            undone.callback(hangs.close)
+        with ExitStack() as cleanup:
+            cleanup.callback(hangs.close)
             status = self._write_start(spec, state, launch)
             log_offset = folder.log.stat().st_size if folder.log.exists() else 0
             active = ActiveRun(spec, folder, status, self._processes, log_offset, hangs)
@@ -429,51 +437,53 @@ class Attempts:
             except LaunchError as error:
                 active.abandon(str(error))
                 raise
-            undone.pop_all()
+            cleanup.pop_all()
         return active
 
     def _launch_record(
-        self, spec: RunSpec, state: RunState, lease: Lease, *, others: bool
+        self, spec: RunSpec, state: RunState, lease: Lease, *, has_other_launchers: bool
     ) -> dict[str, Any]:
         """Describe an attempt, and whether the times of all attempts so far can be compared."""
         folder, attempt = state.folder, len(state.record.attempts)
         launch = {
             "attempt": attempt,
-            **launch_record(spec, lease, self._machine, others=others),
+            **launch_record(spec, lease, self._machine, has_other_launchers=has_other_launchers),
             "start_method": self._processes.method,
             "command": self._command,
             "rendezvous": str(self._scratch / f"{spec.run_id}-{attempt}"),
-            **self._processes.place(),
+            **self._processes.node_entries(),
             **self._branches.launch_record(spec),
         }
         if state.goes_on:
-            before = read_json(folder.launch)
-            if (model := before.get("device_model")) != launch["device_model"]:
+            earlier_launch = read_json(folder.launch)
+            if (model := earlier_launch.get("device_model")) != launch["device_model"]:
                 # Times of two device models cannot be joined.
                 msg = (
                     f"it was begun on {model} and cannot go on here, on {launch['device_model']}; "
                     f"delete {folder.path} to begin again"
                 )
                 raise LaunchError(msg)
-            launch = _with_earlier_times(before, launch)
+            launch = _with_earlier_times(earlier_launch, launch)
             launch.pop("begins", None)
-            return launch | ({"begins": before["begins"]} if "begins" in before else {})
+            return launch | (
+                {"begins": earlier_launch["begins"]} if "begins" in earlier_launch else {}
+            )
         # An attempt that begins anew may be on another device; it keeps its own states.
         shutil.rmtree(folder.branches, ignore_errors=True)
         if "begins" in launch:
-            before = read_json(folder.beginning / folder.launch.name)
-            if before.get("device_model") == launch["device_model"]:
-                return _with_earlier_times(before, launch, "the run that it began as: ")
+            earlier_launch = read_json(folder.beginning / folder.launch.name)
+            if earlier_launch.get("device_model") == launch["device_model"]:
+                return _with_earlier_times(earlier_launch, launch, "the run that it began as: ")
             del launch["begins"]
             shutil.rmtree(folder.beginning, ignore_errors=True)
         return launch
 
     def _write_start(self, spec: RunSpec, state: RunState, launch: dict[str, Any]) -> RunStatus:
         """Write the files of an attempt that begins into the folder of a run; return its status."""
-        folder, before = state.folder, deepcopy(state.record)
-        if state.is_lost and before.attempts:
-            before.note_end(LOST, state.lost_at)
-        attempts = before.attempts
+        folder, earlier_status = state.folder, deepcopy(state.record)
+        if state.is_lost and earlier_status.attempts:
+            earlier_status.note_end(LOST, state.lost_at)
+        attempts = earlier_status.attempts
         remove_dead_writes(folder)
         for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
             # Parquet without a seal is from a launcher that died while sealing; the lines remain.
@@ -489,8 +499,8 @@ class Attempts:
             # A program that begins again begins a new log: its losses may be read from the log.
             folder.log.rename(folder.log.with_name(f"log-{len(attempts) - 1}.txt"))
         # An attempt begins after the earlier ones, whatever the clock says.
-        began = max([now(), *(ended.ended_at or ended.started_at for ended in attempts)])
-        attempts.append(Attempt(began, 0))
-        status = RunStatus(Status.RUNNING, attempts=attempts, summary=before.summary)
+        began_at = max([now(), *(attempt.ended_at or attempt.started_at for attempt in attempts)])
+        attempts.append(Attempt(began_at, 0))
+        status = RunStatus(Status.RUNNING, attempts=attempts, summary=earlier_status.summary)
         status.write(folder.status)
         return status

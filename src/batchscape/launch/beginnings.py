@@ -23,7 +23,7 @@ from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
 
 _LEAST_SHARE = 0.1
-"""Share of a run's optimizer steps below which it costs more to keep a state than to train them."""
+"""Least share of a run's optimizer steps: to train fewer costs less than to keep their state."""
 _ORIGIN = "origin.json"
 """In the copy of a branch point: the trunk and its optimizer steps."""
 
@@ -34,7 +34,7 @@ class Beginning(NamedTuple):
     trunk: str
     """Name of the run that trains the beginning."""
     optimizer_steps: int
-    """Optimizer steps that both share."""
+    """Number of optimizer steps that both share."""
 
 
 def find_beginnings(specs: Sequence[RunSpec], sweep: SweepFolder) -> dict[str, Beginning]:
@@ -46,19 +46,22 @@ def find_beginnings(specs: Sequence[RunSpec], sweep: SweepFolder) -> dict[str, B
         Runs that are not over, in the order of the launch.
     sweep : SweepFolder
     """
-    names = {spec.run_id for spec in specs}
-    shares = any(spec.config.launcher.share_beginnings for spec in specs)
-    kept, trunks = {}, []
-    for folder in sweep.run_folders() if shares else ():
-        if folder.path.name not in names and (points := folder.branch_points()):
+    run_ids = {spec.run_id for spec in specs}
+    is_wanted = any(spec.config.launcher.share_beginnings for spec in specs)
+    kept_steps_by_run, trunks = {}, []
+    for folder in sweep.run_folders() if is_wanted else ():
+        if folder.path.name not in run_ids and (branch_points := folder.branch_points()):
             with contextlib.suppress(RecordError):
                 trunks.append(RunSpec.read(folder.config))
-                kept[folder.path.name] = [int(path.name.rpartition("-")[2]) for path in points]
-    return shared_beginnings([*trunks, *specs], kept)
+                kept_steps_by_run[folder.path.name] = [
+                    int(path.name.rpartition("-")[2]) for path in branch_points
+                ]
+    return shared_beginnings([*trunks, *specs], kept_steps_by_run)
 
 
 def shared_beginnings(
-    specs: Sequence[RunSpec], kept: Mapping[str, Collection[int]] = MappingProxyType({})
+    specs: Sequence[RunSpec],
+    kept_steps_by_run: Mapping[str, Collection[int]] = MappingProxyType({}),
 ) -> dict[str, Beginning]:
     """Find the runs that can go on from the state of an earlier one.
 
@@ -66,7 +69,7 @@ def shared_beginnings(
     ----------
     specs : sequence of RunSpec
         In the order of the launch.
-    kept : mapping of str to collection of int
+    kept_steps_by_run : mapping of str to collection of int
         Of runs that are over, the optimizer steps whose states they have.
 
     Returns
@@ -78,33 +81,42 @@ def shared_beginnings(
     beginnings: dict[str, Beginning] = {}
     specs_by_start: dict[tuple[Any, ...], list[RunSpec]] = {}
     for spec in specs:
-        is_alone = spec.is_program or spec.timed_steps is not None
-        if not is_alone and spec.config.launcher.share_beginnings:
+        trains_alone = spec.is_program or spec.timed_steps is not None
+        if not trains_alone and spec.config.launcher.share_beginnings:
             specs_by_start.setdefault(_start(spec), []).append(spec)
     trunks_by_key: dict[tuple[Any, ...], list[RunSpec]] = {}
-    # Most runs of a large grid start like no other one, which their first steps tell sooner.
-    starts = [
-        (start, s) for start, alike in specs_by_start.items() if len(alike) > 1 for s in alike
+    # Most runs of a large grid start like no other run, and their first steps show it sooner.
+    starts_and_specs = [
+        (start, s)
+        for start, specs_of_start in specs_by_start.items()
+        if len(specs_of_start) > 1
+        for s in specs_of_start
     ]
-    for start, spec in starts:
+    for start, spec in starts_and_specs:
         trunks = trunks_by_key.setdefault((*start, beginning_key(spec)), [])
         trunks.append(spec)
-        if spec.run_id in kept:
+        if spec.run_id in kept_steps_by_run:
             continue
-        # After its warm-up a run has as many steps of its own, at least, which are timed.
-        most = spec.optimizer_steps - 2 * spec.config.measure.warmup_optimizer_steps - 1
-        # Of equals the first, which trains these steps itself: later ones may have them from it.
-        steps, trunk = 0, ""
+        # A run keeps its warm-up and at least as many timed steps for itself.
+        max_steps = spec.optimizer_steps - 2 * spec.config.measure.warmup_optimizer_steps - 1
+        # Of equals the first: it trains these steps itself, and later ones may take them from it.
+        most_steps, trunk = 0, ""
         for other in trunks[:-1]:
-            alike = min(most, shared_steps(other, spec))
-            if other.run_id in beginnings and beginnings[other.run_id].optimizer_steps >= alike:
+            n_shared_steps = min(max_steps, shared_steps(other, spec))
+            if (
+                other.run_id in beginnings
+                and beginnings[other.run_id].optimizer_steps >= n_shared_steps
+            ):
                 continue  # it does not train these steps itself
-            if other.run_id in kept:
-                alike = max((step for step in kept[other.run_id] if step <= alike), default=0)
-            if alike > steps:
-                steps, trunk = alike, other.run_id
-        if steps >= max(1, _LEAST_SHARE * spec.optimizer_steps):
-            beginnings[spec.run_id] = Beginning(trunk, steps)
+            if other.run_id in kept_steps_by_run:
+                n_shared_steps = max(
+                    (step for step in kept_steps_by_run[other.run_id] if step <= n_shared_steps),
+                    default=0,
+                )
+            if n_shared_steps > most_steps:
+                most_steps, trunk = n_shared_steps, other.run_id
+        if most_steps >= max(1, _LEAST_SHARE * spec.optimizer_steps):
+            beginnings[spec.run_id] = Beginning(trunk, most_steps)
     return beginnings
 
 
@@ -167,29 +179,29 @@ class Branches:
     specs : sequence of RunSpec
         Runs of the launch, in their order.
     sweep : SweepFolder
-    is_open : callable
+    may_train : callable
         Whether a run, by name, may still train.
     """
 
     def __init__(
-        self, specs: Sequence[RunSpec], sweep: SweepFolder, is_open: Callable[[str], bool]
+        self, specs: Sequence[RunSpec], sweep: SweepFolder, may_train: Callable[[str], bool]
     ) -> None:
         self._sweep = sweep
         self._kept_steps = {spec.run_id: kept_steps(spec) for spec in specs}
-        self._may_train = is_open
-        self._beginnings = find_beginnings([s for s in specs if is_open(s.run_id)], sweep)
+        self._may_train_in_launch = may_train
+        self._beginnings = find_beginnings([s for s in specs if may_train(s.run_id)], sweep)
         self._branches: dict[Beginning, set[str]] = {}
         for run_id, beginning in self._beginnings.items():
             self._branches.setdefault(beginning, set()).add(run_id)
 
-    def _is_open(self, run_id: str) -> bool:
-        """Whether a run may still train here; one of another launch has a state by now, or none."""
-        return run_id in self._kept_steps and self._may_train(run_id)
+    def _may_train(self, run_id: str) -> bool:
+        """Whether a run of this launch may still train; nobody waits for runs of other launches."""
+        return run_id in self._kept_steps and self._may_train_in_launch(run_id)
 
     def can_begin(self, spec: RunSpec) -> bool:
-        """Whether a run need not wait for another one: there is a state for it, or will be none."""
+        """Whether a run can begin now: the state that it begins from is there, or will never be."""
         beginning = self._beginnings.get(spec.run_id)
-        if beginning is None or not self._is_open(beginning.trunk):
+        if beginning is None or not self._may_train(beginning.trunk):
             return True
         folder, trunk = self._sweep.run(spec.run_id), self._sweep.run(beginning.trunk)
         if folder.beginning.is_dir() or trunk.branch_point(beginning.optimizer_steps).is_dir():
@@ -211,23 +223,23 @@ class Branches:
         if folder.beginning.is_dir():
             record["begins"] = read_json(folder.beginning / _ORIGIN)
         keeps = {
-            point.optimizer_steps
-            for point, branches in self._branches.items()
-            if point.trunk == spec.run_id and any(map(self._is_open, branches))
+            beginning.optimizer_steps
+            for beginning, branches in self._branches.items()
+            if beginning.trunk == spec.run_id and any(map(self._may_train, branches))
         } | kept_steps(spec)
         return record | ({"keeps": sorted(keeps)} if keeps else {})
 
     def _copy(self, beginning: Beginning, folder: RunFolder) -> None:
         """Copy a branch point to a run, unless it has one, or there is none."""
         trunk = self._sweep.run(beginning.trunk)
-        point = trunk.branch_point(beginning.optimizer_steps)
-        if folder.beginning.is_dir() or not point.is_dir():
+        point_folder = trunk.branch_point(beginning.optimizer_steps)
+        if folder.beginning.is_dir() or not point_folder.is_dir():
             return
         hidden = folder.beginning.with_name(f".{folder.beginning.name}")
         shutil.rmtree(hidden, ignore_errors=True)
         hidden.mkdir(parents=True)
         with contextlib.suppress(FileNotFoundError):
-            for path in point.iterdir():
+            for path in point_folder.iterdir():
                 link_or_copy(path, hidden / path.name)
         needed = (folder.lines("steps"), folder.lines("evals"), folder.launch)
         if not all((hidden / path.name).exists() for path in needed):
@@ -243,20 +255,22 @@ class Branches:
         return 1 - (beginning.optimizer_steps if beginning else 0) / spec.optimizer_steps
 
     def remove_unneeded(self) -> None:
-        """Remove the branch points from which no run will begin any more, unless they are kept."""
+        """Remove the branch points from which no run will begin, unless a run keeps them."""
         needed = {
-            self._sweep.run(point.trunk).branch_point(point.optimizer_steps)
-            for point, branches in self._branches.items()
-            if any(map(self._is_open, branches))
+            self._sweep.run(beginning.trunk).branch_point(beginning.optimizer_steps)
+            for beginning, branches in self._branches.items()
+            if any(map(self._may_train, branches))
         }
-        for run_id, kept in self._kept_steps.items():
-            folder, steps = self._sweep.run(run_id), set(kept)
-            points = set(folder.branches.iterdir()) if folder.branches.is_dir() else set()
-            if points and not self._is_open(run_id):
+        for run_id, own_kept_steps in self._kept_steps.items():
+            folder, kept_steps_of_run = self._sweep.run(run_id), set(own_kept_steps)
+            point_folders = set(folder.branches.iterdir()) if folder.branches.is_dir() else set()
+            if point_folders and not self._may_train(run_id):
                 # An earlier command may have asked for more.
                 with contextlib.suppress(RecordError):
-                    steps |= kept_steps(RunSpec.read(folder.config))
-            for point in points - needed - set(map(folder.branch_point, steps)):
-                shutil.rmtree(point, ignore_errors=True)
+                    kept_steps_of_run |= kept_steps(RunSpec.read(folder.config))
+            for point_folder in (
+                point_folders - needed - set(map(folder.branch_point, kept_steps_of_run))
+            ):
+                shutil.rmtree(point_folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 folder.branches.rmdir()

@@ -55,8 +55,8 @@ _BOOT = (
 class Start:
     """Arguments of the processes of one run."""
 
-    run: str
-    """Name of the run in messages."""
+    run_id: str
+    """Name of the run in messages; a prediction has one, too."""
     run_dir: str
     """Folder of the run."""
     log: str
@@ -67,14 +67,14 @@ class Start:
     """Entry point of each rank, see `WORKER`."""
     environment: dict[str, str]
     """Added to the environment of the ranks."""
-    watched: str = ""
-    """Beginning of the paths of the files that hold the heartbeats of the ranks, see
-    `record.heartbeat`; empty: nobody watches, and stacks go to the log."""
+    heartbeat_prefix: str = ""
+    """Prefix of the paths of the ranks' files for heartbeats and stacks, see `record.heartbeat`.
+    Empty: nobody watches, and stacks go to the log."""
     first_rank: int = 0
     """Number of the first rank; the others follow."""
 
     @property
-    def numbers(self) -> range:
+    def rank_numbers(self) -> range:
         """Numbers of the ranks that are started here."""
         return range(self.first_rank, self.first_rank + self.ranks)
 
@@ -91,13 +91,13 @@ def live(start: Start, rank: int) -> NoReturn:
     code = 1
     try:
         _redirect(start.log)
-        _share_heartbeat(start.watched, rank)
+        _share_heartbeat(start.heartbeat_prefix, rank)
         os.environ.update(start.environment)
-        sys.argv = [f"batchscape rank {rank} of {start.run}"]
+        sys.argv = [f"batchscape rank {rank} of {start.run_id}"]
         try:
             code = resolve(start.entry)(start.run_dir, rank)
-        except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
         except BaseException:  # noqa: BLE001  (nothing may pass: the stack below is the server's)
             sys.stderr.write(redact(traceback.format_exc()))
         for stream in (sys.stdout, sys.stderr):
@@ -107,7 +107,7 @@ def live(start: Start, rank: int) -> NoReturn:
         os._exit(code)
 
 
-def main(text: str, rank: str) -> NoReturn:
+def main(start_text: str, rank: str) -> NoReturn:
     """Be a spawned rank. Standard input is a pipe whose other end only the launcher holds."""
     life_line = os.dup(0)
 
@@ -116,7 +116,7 @@ def main(text: str, rank: str) -> NoReturn:
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=die_with_launcher, daemon=True).start()
-    live(Start(**json.loads(text)), int(rank))
+    live(Start(**json.loads(start_text)), int(rank))
 
 
 def _redirect(log: str) -> None:
@@ -139,16 +139,16 @@ def _redirect(log: str) -> None:
     faulthandler.enable()
 
 
-def _share_heartbeat(place: str, rank: int) -> None:
+def _share_heartbeat(prefix: str, rank: int) -> None:
     """Share the heartbeat, and dump all stacks on SIGUSR1, wherever the rank is stuck."""
-    stacks = 2
+    stacks_descriptor = 2
     with contextlib.suppress(OSError):
-        if place:
-            share(beats_path(place, rank))
+        if prefix:
+            share(beats_path(prefix, rank))
             # A file for each rank: stacks that ranks write into one file at the same time mix.
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            stacks = os.open(stacks_path(place, rank), flags, 0o600)
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+            stacks_descriptor = os.open(stacks_path(prefix, rank), flags, 0o600)
+    faulthandler.register(signal.SIGUSR1, file=stacks_descriptor, all_threads=True)
 
 
 def start_interpreter(

@@ -30,7 +30,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from batchscape.record.locks import AT_ONCE, BESIDE, Lock, is_held, public_folder, take
+from batchscape.record.locks import (
+    EXCLUSIVE_NOWAIT,
+    SHARED_NOWAIT,
+    Lock,
+    is_held,
+    public_folder,
+    take,
+)
 from batchscape.record.spec import RunSpec
 from batchscape.record.timing import processes_share, runs_share
 from batchscape.text import count_text
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
 
 
 OTHER_LAUNCHER = "another launcher was at work on this machine"
-"""Why the times of a run are not valid that had another launcher beside it."""
+"""Reason why times are not valid: another launcher worked beside the run."""
 
 
 class Presence:
@@ -82,7 +89,7 @@ class Presence:
                 self._lock.release(remove=True)
             self._lock = None
 
-    def others(self, max_age_s: float = 0.0) -> bool:
+    def has_others(self, max_age_s: float = 0.0) -> bool:
         """Return whether another launcher is at work.
 
         Parameters
@@ -103,7 +110,7 @@ class Presence:
 def _is_launcher_alive(path: Path) -> bool:
     """Whether a launcher lives that holds the file; a file that nobody holds is removed."""
     with suppress(OSError):
-        lock = take(path, BESIDE, is_public=True)
+        lock = take(path, SHARED_NOWAIT, is_public=True)
         if lock is None:
             return True
         lock.release(remove=True)
@@ -127,26 +134,28 @@ class Lease:
         return self.ranks > len(self.devices)
 
 
-def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool) -> dict[str, Any]:
+def launch_record(
+    spec: RunSpec, lease: Lease, machine: Machine, *, has_other_launchers: bool
+) -> dict[str, Any]:
     """Describe how a run is placed, and whether its times can be compared."""
     concurrent = spec.config.launcher.concurrent_runs
-    sharing = min(concurrent, spec.config.launcher.runs_per_device)
+    runs_per_device = min(concurrent, spec.config.launcher.runs_per_device)
     # The device numbers of a CPU run are cores.
-    leased = [d for d in machine.cuda_devices if d.index in lease.devices]
-    leased = leased if spec.device_type == "cuda" else []
-    why = []
+    leased_devices = [d for d in machine.cuda_devices if d.index in lease.devices]
+    leased_devices = leased_devices if spec.device_type == "cuda" else []
+    reasons = []
     if lease.oversubscribed and spec.device_type == "cuda":
         devices = count_text(len(lease.devices), "CUDA device")
-        why.append(processes_share(f"{lease.ranks} ranks", devices))
+        reasons.append(processes_share(f"{lease.ranks} ranks", devices))
     if lease.ranks > machine.cpu_cores:
-        why.append(processes_share(f"{lease.ranks} ranks", f"{machine.cpu_cores} cores"))
-    if sharing > 1:
-        why.append(runs_share(sharing, "a device"))
-    oversubscribed = bool(why)
+        reasons.append(processes_share(f"{lease.ranks} ranks", f"{machine.cpu_cores} cores"))
+    if runs_per_device > 1:
+        reasons.append(runs_share(runs_per_device, "a device"))
+    oversubscribed = bool(reasons)
     workers = spec.config.loader.workers
     if workers and lease.ranks <= machine.cpu_cores < (processes := lease.ranks * (1 + workers)):
         ranks, each = count_text(lease.ranks, "rank"), " each" * (lease.ranks > 1)
-        why.append(
+        reasons.append(
             processes_share(
                 f"{ranks} with {count_text(workers, 'loader worker')}{each}, "
                 f"{processes} processes,",
@@ -154,14 +163,14 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
             )
         )
     if concurrent > 1:
-        why.append(runs_share(concurrent, "the machine"))
-    if others:
-        why.append(OTHER_LAUNCHER)
-    memories = [d.memory_gib for d in leased if d.memory_gib is not None]
+        reasons.append(runs_share(concurrent, "the machine"))
+    if has_other_launchers:
+        reasons.append(OTHER_LAUNCHER)
+    memories = [d.memory_gib for d in leased_devices if d.memory_gib is not None]
     return {
         "world_size": lease.ranks,
         "device_type": spec.device_type,
-        "device_model": " + ".join(sorted({d.name for d in leased}))
+        "device_model": " + ".join(sorted({d.name for d in leased_devices}))
         if spec.device_type == "cuda"
         else machine.cpu_name,
         "devices": list(lease.devices),
@@ -170,12 +179,12 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
         "usable_cores": machine.cpu_cores,
         "threads_per_rank": 1,
         "concurrent_runs": concurrent,
-        "runs_per_device": sharing,
+        "runs_per_device": runs_per_device,
         "oversubscribed": oversubscribed,
         # The follower of jobs asks Slurm by this id how the job ended.
         **({"slurm_job_id": job} if (job := os.environ.get("SLURM_JOB_ID")) else {}),
-        "timing_valid": not why,
-        "timing_invalid_reason": "; ".join(why) or None,
+        "timing_valid": not reasons,
+        "timing_invalid_reason": "; ".join(reasons) or None,
     }
 
 
@@ -204,47 +213,53 @@ class DeviceLocks:
     ) -> None:
         self.folder = public_folder("batchscape-devices")
         self._kind, self.names, self._warn = kind, names, warn
-        self._held: dict[int, Lock] = {}
-        self._waiting: Lock | None = None
-        self._usable = is_needed
+        self._lock_by_device: dict[int, Lock] = {}
+        self._waiting_lock: Lock | None = None
+        self._is_usable = is_needed
 
     def take(self, device: int) -> bool:
         """Take a device, if this launcher does not hold it; False while another one holds it."""
-        if device not in self._held and (lock := self._try_lock(self.names[device], AT_ONCE)):
-            self._held[device] = lock
-        return device in self._held or not self._usable
+        if device not in self._lock_by_device and (
+            lock := self._try_lock(self.names[device], EXCLUSIVE_NOWAIT)
+        ):
+            self._lock_by_device[device] = lock
+        return device in self._lock_by_device or not self._is_usable
 
     def give_back(self, device: int) -> None:
         """Give back a device, if this launcher holds it."""
-        if (lock := self._held.pop(device, None)) is not None:
+        if (lock := self._lock_by_device.pop(device, None)) is not None:
             lock.release()
 
     def descriptors(self, devices: Iterable[int]) -> tuple[int, ...]:
         """Return the file descriptors that hold the locks of devices."""
-        return tuple(self._held[device].descriptor for device in devices if device in self._held)
+        return tuple(
+            self._lock_by_device[device].descriptor
+            for device in devices
+            if device in self._lock_by_device
+        )
 
     def show_waiting(self, is_waiting: bool) -> None:
         """Let other launchers know whether this one waits for devices."""
-        if self._waiting is not None and not is_waiting:
-            self._waiting.release()
-            self._waiting = None
-        elif self._waiting is None and is_waiting:
-            self._waiting = self._try_lock("waiting", BESIDE)
+        if self._waiting_lock is not None and not is_waiting:
+            self._waiting_lock.release()
+            self._waiting_lock = None
+        elif self._waiting_lock is None and is_waiting:
+            self._waiting_lock = self._try_lock("waiting", SHARED_NOWAIT)
 
     def others_wait(self) -> bool:
-        """Return whether another launcher waits for devices; this one must not."""
-        return self._usable and is_held(self._path("waiting"))
+        """Whether another launcher waits for devices; call it only while this one does not."""
+        return self._is_usable and is_held(self._path("waiting"))
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{self._kind}-{name}"
 
     def _try_lock(self, name: str, kind: int) -> Lock | None:
-        if not self._usable:
+        if not self._is_usable:
             return None
         try:
             return take(self._path(name), kind, is_public=True)
         except OSError as error:
-            self._usable = False
+            self._is_usable = False
             self._warn(
                 f"devices cannot be locked in {self.folder}: launchers on this machine may use the "
                 f"same ones at the same time ({error})"
@@ -266,8 +281,8 @@ class DevicePool:
     def __init__(self, locks: DeviceLocks, runs_per_device: int = 1) -> None:
         self.devices = tuple(locks.names)
         self._locks = locks
-        self._room = dict.fromkeys(self.devices, runs_per_device)
-        """How many more runs each device takes."""
+        self._free_slots = dict.fromkeys(self.devices, runs_per_device)
+        """Number of runs that each device still takes."""
         self._runs_per_device = runs_per_device
         self.waits_for_others = False
         """Whether the last lease was refused, and another launcher holds a device."""
@@ -283,19 +298,21 @@ class DevicePool:
             None while other runs, or other launchers, hold too many of them.
         """
         width = min(ranks, len(self.devices))
-        devices, elsewhere = list[int](), list[int]()
-        for device in sorted(self.devices, key=lambda device: -self._room[device]):
-            if len(devices) < width and self._room[device]:
+        devices, devices_elsewhere = list[int](), list[int]()
+        for device in sorted(self.devices, key=lambda device: -self._free_slots[device]):
+            if len(devices) < width and self._free_slots[device]:
                 is_ours = self._is_used(device) or self._locks.take(device)
-                (devices if is_ours else elsewhere).append(device)
-        self.waits_for_others = len(devices) < width and bool(elsewhere)
+                (devices if is_ours else devices_elsewhere).append(device)
+        self.waits_for_others = len(devices) < width and bool(devices_elsewhere)
         if len(devices) < width:
             names = self._locks.names
-            first = min((names[device] for device in elsewhere), default=None)
-            self._unlock_unused(d for d in devices if first is not None and names[d] > first)
+            first_name = min((names[device] for device in devices_elsewhere), default=None)
+            self._unlock_unused(
+                d for d in devices if first_name is not None and names[d] > first_name
+            )
             return None
         for device in devices:
-            self._room[device] -= 1
+            self._free_slots[device] -= 1
         self._unlock_unused(self.devices)
         devices.sort(key=self.devices.index)
         return Lease(tuple(devices), ranks, self._locks.descriptors(devices))
@@ -312,7 +329,7 @@ class DevicePool:
             msg = f"devices {lease.devices} are not leased"
             raise ValueError(msg)
         for device in lease.devices:
-            self._room[device] += 1
+            self._free_slots[device] += 1
         self._unlock_unused(lease.devices)
 
     def close(self) -> None:
@@ -321,7 +338,7 @@ class DevicePool:
         self._unlock_unused(self.devices)
 
     def _is_used(self, device: int) -> bool:
-        return self._room[device] < self._runs_per_device
+        return self._free_slots[device] < self._runs_per_device
 
     def _unlock_unused(self, devices: Iterable[int]) -> None:
         for device in devices:

@@ -71,7 +71,7 @@ class Forked(Processes):
     def __init__(self, entry: str, also_preload: str = "") -> None:
         self.note: str | None = None
         self._preloaded = f"{entry} {also_preload}"
-        self._living: dict[str, set[int]] = {}
+        self._ranks_by_run: dict[str, set[int]] = {}
         self._unreported: list[RankExit] = []
         self._boot()
 
@@ -142,14 +142,14 @@ class Forked(Processes):
             if time.monotonic() > deadline:
                 msg = f"the fork server has not booted within {_BOOT_LIMIT_S:g} s"
                 raise ServerError(msg)
-        self._living[start.run] = set(start.numbers)
+        self._ranks_by_run[start.run_id] = set(start.rank_numbers)
         try:
             # The first locks matter most; the launcher holds all of them anyway.
             self._send(asdict(start), keep_open[:_MOST_DESCRIPTORS])
         except OSError as error:
             # The message was not sent: nobody will report the end of these ranks.
-            del self._living[start.run]
-            msg = f"{start.run} cannot be handed to the fork server: {error}"
+            del self._ranks_by_run[start.run_id]
+            msg = f"{start.run_id} cannot be handed to the fork server: {error}"
             raise LaunchError(msg) from None
 
     def wait(self, timeout_s: float) -> list[RankExit]:
@@ -163,15 +163,15 @@ class Forked(Processes):
             message = self._receive()
             if message is None:
                 return exits + self._bury_all()
-            if "run" in message:
-                ended = RankExit(**message)
-                self._living[ended.run].discard(ended.rank)
-                exits.append(ended)
+            if "run_id" in message:
+                rank_exit = RankExit(**message)
+                self._ranks_by_run[rank_exit.run_id].discard(rank_exit.rank)
+                exits.append(rank_exit)
         return exits
 
-    def signal(self, run: str, number: int) -> None:
+    def signal(self, run_id: str, signal_number: int) -> None:
         """See `Processes`."""
-        self._send({"run": run, "signal": int(number)})
+        self._send({"run_id": run_id, "signal": int(signal_number)})
 
     def close(self) -> None:
         """See `Processes`."""
@@ -192,15 +192,17 @@ class Forked(Processes):
                     process.kill()
         code = self._server.wait()
         at = now()
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {self._printed()}"
-        lost = f"the fork server died ({how}), and the ranks of the run with it"
-        ended = [
-            RankExit(run, rank, -signal.SIGKILL, at, lost)
-            for run, ranks in self._living.items()
+        end_text = (
+            f"killed by signal {-code}" if code < 0 else f"exit code {code}: {self._printed()}"
+        )
+        outside_cause = f"the fork server died ({end_text}), and the ranks of the run with it"
+        exits = [
+            RankExit(run_id, rank, -signal.SIGKILL, at, outside_cause)
+            for run_id, ranks in self._ranks_by_run.items()
             for rank in sorted(ranks)
         ]
-        self._living.clear()
-        return ended
+        self._ranks_by_run.clear()
+        return exits
 
     def _printed(self) -> str:
         self._errors.seek(0)
@@ -316,12 +318,12 @@ def _preload(entry: str) -> None:
     # Imports make no garbage; looking for it takes a fifth of their time.
     gc.disable()
     # The watcher of a program needs none of them.
-    entry, _, another = entry.partition(" ")
+    entry, _, extra_module = entry.partition(" ")
     for name in PRELOADED if entry == WORKER else ():
         importlib.import_module(name)
     # Our own modules take a fifth of a second, mostly pydantic's schemas; and the whole sweep
     # then runs one version of the code, whatever is edited meanwhile.
-    for name in (entry.partition(":")[0], another):
+    for name in (entry.partition(":")[0], extra_module):
         try:
             if name:
                 importlib.import_module(name)
@@ -334,16 +336,16 @@ def _preload(entry: str) -> None:
 
 
 def _why_unsafe_to_fork() -> str | None:
-    if (others := threads() - 1) > 0:
-        return f"importing the training libraries started {others} more native threads"
+    if (other_threads := threads() - 1) > 0:
+        return f"importing the training libraries started {other_threads} more native threads"
     if "torch" not in sys.modules:
         return None
     # A child of a process that has woken the CUDA driver cannot use it; only a child can tell.
     cuda = importlib.import_module("torch.cuda")
-    trial = os.fork()
-    if trial == 0:
+    child_pid = os.fork()
+    if child_pid == 0:
         os._exit(int(cuda._is_in_bad_fork()))
-    if cuda.is_initialized() or os.waitpid(trial, 0)[1]:
+    if cuda.is_initialized() or os.waitpid(child_pid, 0)[1]:
         return "importing the training libraries initialised CUDA"
     return None
 
@@ -359,16 +361,15 @@ class _ForkServer:
     def serve(self) -> None:
         """Answer until the launcher closes its end or dies."""
         self._send(unsafe=_why_unsafe_to_fork())
-        self._woken, waker = socket.socketpair()
-        self._woken.setblocking(False)
-        waker.setblocking(False)
-        self._waker = waker
-        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         while True:
-            readable, _, _ = select.select([self._channel, self._woken], [], [])
-            if self._woken in readable:
-                self._woken.recv(4096)
+            readable, _, _ = select.select([self._channel, self._wake_receiver], [], [])
+            if self._wake_receiver in readable:
+                self._wake_receiver.recv(4096)
                 self._reap()
             if self._channel in readable and not self._answer():
                 break
@@ -381,19 +382,19 @@ class _ForkServer:
 
     def _answer(self) -> bool:
         try:
-            message, inherited, _, _ = socket.recv_fds(self._channel, 1 << 20, _MOST_DESCRIPTORS)
+            message, descriptors, _, _ = socket.recv_fds(self._channel, 1 << 20, _MOST_DESCRIPTORS)
         except ConnectionError:
             return False
         if not message:
             return False
         request = json.loads(message)
         if "signal" in request:
-            group = self._groups.get(request["run"])
+            group = self._groups.get(request["run_id"])
             if group is not None:
                 os.killpg(group.leader, request["signal"])
         else:
             self._start(Start(**request))
-        for descriptor in inherited:
+        for descriptor in descriptors:
             # The ranks inherit the locks; the server gives them up.
             os.close(descriptor)
         return True
@@ -402,20 +403,22 @@ class _ForkServer:
         # A signal for a rank must wait until the rank has stopped ignoring it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         group: _Group | None = None
-        for rank in start.numbers:
+        for rank in start.rank_numbers:
             try:
                 pid = os.fork()
             except OSError as error:
                 # The disk may be full as well, and there are other runs.
                 with contextlib.suppress(OSError), Path(start.log).open("a") as log:
                     log.write(f"batchscape: cannot fork: {error}\n")
-                lost = f"rank {rank} could not be forked: {error}"
-                self._send(run=start.run, rank=rank, code=1, lost=lost, at=now())
+                outside_cause = f"rank {rank} could not be forked: {error}"
+                self._send(
+                    run_id=start.run_id, rank=rank, code=1, outside_cause=outside_cause, at=now()
+                )
                 continue
             if pid == 0:
                 self._become_rank(start, rank, group.leader if group else 0, mask)
             if group is None:
-                group = self._groups[start.run] = _Group(pid, {})
+                group = self._groups[start.run_id] = _Group(pid, {})
             group.ranks[pid] = rank
             # The child does the same; whichever is first, neither goes on outside of the group.
             with contextlib.suppress(OSError):
@@ -432,7 +435,7 @@ class _ForkServer:
             with contextlib.suppress(OSError):
                 die_first()
             # The launcher must see the socket close when the server alone has died.
-            for end in (self._channel, self._woken, self._waker):
+            for end in (self._channel, self._wake_receiver, self._wake_sender):
                 end.close()
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
@@ -449,14 +452,14 @@ class _ForkServer:
         while True:
             try:
                 # Look before reaping: the group's number is safe to use while a member remains.
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                wait_result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if ended is None:
+            if wait_result is None:
                 return
-            pid, at = ended.si_pid, now()
-            of_run = (item for item in self._groups.items() if pid in item[1].ranks)
-            run, group = next(of_run, ("", None))
+            pid, at = wait_result.si_pid, now()
+            matches = (item for item in self._groups.items() if pid in item[1].ranks)
+            run_id, group = next(matches, ("", None))
             if group is not None and len(group.ranks) == 1:
                 os.killpg(group.leader, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -464,10 +467,10 @@ class _ForkServer:
                 continue
             rank = group.ranks.pop(pid)
             if not group.ranks:
-                del self._groups[run]
+                del self._groups[run_id]
                 if not self._groups:
                     _kill_descendants()
-            self._send(run=run, rank=rank, code=code, at=at)
+            self._send(run_id=run_id, rank=rank, code=code, at=at)
 
     def _send(self, **message: object) -> None:
         # `serve` notices a launcher that is gone when it waits for the next message.

@@ -29,8 +29,8 @@ from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path, stac
 from batchscape.record.spec import RunSpec
 from batchscape.text import list_text
 
-FACTOR = 20.0
-"""Mean optimizer steps of a run that a micro-step may take before it counts as a hang."""
+HANG_STEPS = 20.0
+"""A run hangs once a micro-step takes this many mean optimizer steps."""
 
 _LONGEST_LOOK_S = 5.0
 """Longest time between two looks that the rule counts."""
@@ -42,7 +42,7 @@ class Hang(NamedTuple):
 
     reason: str
     rank: int | None
-    """The only rank that is behind the others; None where there is no such rank."""
+    """The only rank that is behind the others; None where several are."""
 
 
 class HangWatch:
@@ -50,8 +50,8 @@ class HangWatch:
 
     Parameters
     ----------
-    place : str
-        Beginning of the paths of the shared files.
+    prefix : str
+        Prefix of the paths of the shared files.
     spec : RunSpec
         Of the run; its processes on the first node are watched.
 
@@ -61,11 +61,11 @@ class HangWatch:
         If the shared files cannot be made.
     """
 
-    def __init__(self, place: str, spec: RunSpec) -> None:
-        self._place, self._spec = place, spec
+    def __init__(self, prefix: str, spec: RunSpec) -> None:
+        self._prefix, self._spec = prefix, spec
         ranks = min(spec.processes, spec.geometry.devices_per_node)
         self._has_others = ranks < spec.processes
-        self._hearts = [Heartbeat(beats_path(place, r), create=True) for r in range(ranks)]
+        self._hearts = [Heartbeat(beats_path(prefix, r), create=True) for r in range(ranks)]
         self._beats = [heart.read() for heart in self._hearts]
         self._looked_at: float | None = None
         self._watched_s = 0.0
@@ -101,7 +101,7 @@ class HangWatch:
             return None
         return self._describe(limit_s, rule)
 
-    def last(self, rank: int) -> Beat | None:
+    def last_beat(self, rank: int) -> Beat | None:
         """Return the last heartbeat of a rank; None if it had none."""
         if rank >= len(self._hearts):
             return None
@@ -112,7 +112,7 @@ class HangWatch:
         """Append the stacks that the ranks have dumped to the log of the run."""
         with contextlib.suppress(OSError), log.open("ab") as file:
             for rank, beat in enumerate(self._beats):
-                path = stacks_path(self._place, rank)
+                path = stacks_path(self._prefix, rank)
                 if path.exists() and (dumped := path.read_bytes()):
                     title = f"batchscape: stack of rank {rank}, which is in {beat}:\n"
                     file.write(title.encode() + dumped)
@@ -121,7 +121,7 @@ class HangWatch:
         """Remove what was shared."""
         for rank, heart in enumerate(self._hearts):
             heart.close()
-            for path in (beats_path(self._place, rank), stacks_path(self._place, rank)):
+            for path in (beats_path(self._prefix, rank), stacks_path(self._prefix, rank)):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
 
@@ -143,13 +143,13 @@ class HangWatch:
         if least_s is None or outside_s is None or (step_s is None and self._spec.is_program):
             return None, ""
         name = "hang_s"
-        within = all(beat.phase in _WITHIN_STEPS for beat in self._beats)
-        if step_s is None or self._spec.is_program or not within:
+        is_within_steps = all(beat.phase in _WITHIN_STEPS for beat in self._beats)
+        if step_s is None or self._spec.is_program or not is_within_steps:
             name, least_s = "6 x hang_s", outside_s
         if step_s is None:
             return least_s, f"{name} = {least_s:g} s"
-        rule = f"{FACTOR:g} x step time {step_s:.3g} s, at least {name} = {least_s:g} s"
-        return max(least_s, FACTOR * step_s), rule
+        rule = f"{HANG_STEPS:g} x step time {step_s:.3g} s, at least {name} = {least_s:g} s"
+        return max(least_s, HANG_STEPS * step_s), rule
 
     def _describe(self, limit_s: float, rule: str) -> Hang:
         silence = f"no heartbeat for {limit_s:.4g} s ({rule})"
@@ -158,11 +158,15 @@ class HangWatch:
             reason = f"the program hangs after optimizer step {done}: neither its log nor its "
             return Hang(f"{reason}metrics grew, {silence}", None)
         if self._has_others:
-            places = ", ".join(sorted(set(map(str, self._beats))))
-            return Hang(f"a rank hangs: {silence}; those of the first node are in {places}", None)
+            positions = ", ".join(sorted(set(map(str, self._beats))))
+            return Hang(
+                f"a rank hangs: {silence}; those of the first node are in {positions}", None
+            )
         slowest = min(beat.pace for beat in self._beats)
-        behind = [rank for rank, beat in enumerate(self._beats) if beat.pace == slowest]
+        ranks_behind = [rank for rank, beat in enumerate(self._beats) if beat.pace == slowest]
         # The others wait for a rank that is behind.
-        rank = behind[0] if len(behind) == 1 else None
-        who = f"ranks {list_text(behind, 'and')} hang" if rank is None else f"rank {rank} hangs"
-        return Hang(f"{who} in {self._beats[behind[0]]}: {silence}", rank)
+        rank = ranks_behind[0] if len(ranks_behind) == 1 else None
+        who = (
+            f"ranks {list_text(ranks_behind, 'and')} hang" if rank is None else f"rank {rank} hangs"
+        )
+        return Hang(f"{who} in {self._beats[ranks_behind[0]]}: {silence}", rank)

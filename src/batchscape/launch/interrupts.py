@@ -27,7 +27,7 @@ class Interrupts:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count signals, and restore the handlers before."""
+        """Count signals, and restore the earlier handlers."""
         with _handled((signal.SIGINT, *_TERMINATIONS), self._note):
             yield
 
@@ -51,12 +51,12 @@ def terminations_as_interrupts() -> Iterator[None]:
 def _handled(
     numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Handle signals, and restore the handlers before."""
+    """Handle signals, and restore the earlier handlers."""
     is_main = threading.current_thread() is threading.main_thread()
-    heeded = [n for n in numbers if is_main and signal.getsignal(n) is not signal.SIG_IGN]
-    previous = [(number, signal.signal(number, handler)) for number in heeded]
+    heeded_numbers = [n for n in numbers if is_main and signal.getsignal(n) is not signal.SIG_IGN]
+    earlier_handlers = [(number, signal.signal(number, handler)) for number in heeded_numbers]
     try:
         yield
     finally:
-        for number, before in previous:
-            signal.signal(number, before)
+        for number, earlier_handler in earlier_handlers:
+            signal.signal(number, earlier_handler)

@@ -29,7 +29,7 @@ from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, statuses_to_
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.launch.scratch import scratch_folder
-from batchscape.record.disk import check_usable, explained
+from batchscape.record.disk import as_disk_error, check_usable
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import sweep_lock
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
 
-OpenProcesses = Callable[[str, Callable[[], bool], str], Processes | None]
+ProcessOpener = Callable[[str, Callable[[], bool], str], Processes | None]
 _POLL_S = 0.5
 """Longest time until a signal or a time limit is noticed; the end of a rank is noticed at once."""
 _LOOK_S = 3.0
@@ -57,16 +57,16 @@ class Steering(Protocol):
     def runs(self) -> int:
         """Number of runs that the launch is expected to have in the end."""
 
-    def more(self, over: Collection[str]) -> Sequence[RunSpec]:
-        """Return the runs that come next, none of which was returned before.
+    def next_runs(self, settled_run_ids: Collection[str]) -> Sequence[RunSpec]:
+        """Return the next runs, none of which was returned before.
 
         Parameters
         ----------
-        over : collection of str
+        settled_run_ids : collection of str
             Names of all runs that are over or are not launched again, whatever their status.
         """
 
-    def cut(self, spec: RunSpec) -> str | None:
+    def reason_to_cut(self, spec: RunSpec) -> str | None:
         """Return why a run at work is cut before its end; None where it goes on."""
 
 
@@ -101,7 +101,7 @@ class Launcher:
         become `pruned`.
     values : mapping of str to str, optional
         Text beside the name of a run; the caller may add runs to it during the launch.
-    opens : callable, optional
+    process_opener : callable, optional
         Opens another way of starting ranks. It takes an entry point, a callable that says whether
         to stop, and a module to import ahead, as `open_processes` does.
     is_part : bool
@@ -129,14 +129,14 @@ class Launcher:
         command: str | None = None,
         steering: Steering | None = None,
         values: Mapping[str, str] | None = None,
-        opens: OpenProcesses | None = None,
+        process_opener: ProcessOpener | None = None,
         is_part: bool = False,
     ) -> None:
         self._sweep, self._machine = sweep, machine
         self._specs = launch_order(specs)
         self._entry, self._command = entry, command
         self._steering = steering
-        self._opens = opens or partial(open_processes, method=method)
+        self._open_processes = process_opener or partial(open_processes, method=method)
         self._is_part = is_part
         total = len(specs) if steering is None else steering.runs
         self._progress = Progress(console or OutgoingConsole(), total, values)
@@ -161,8 +161,8 @@ class Launcher:
         """
         run_ids = Counter(spec.run_id for spec in self._specs)
         if len(run_ids) < len(self._specs):
-            ((twice, _),) = run_ids.most_common(1)
-            msg = f"every run is launched once, but {twice} is given twice"
+            ((repeated_id, _),) = run_ids.most_common(1)
+            msg = f"every run is launched once, but {repeated_id} is given twice"
             raise LaunchError(msg)
         if not self._specs:
             return SweepResult((), interrupted=False)
@@ -174,11 +174,11 @@ class Launcher:
             )
             missing = self._remaining.missing
             tracker = NoTracker("none") if self._is_part else config.tracker
-            live = may_mirror_live(missing, self._machine.cpu_cores)
-            mirror = Mirror(tracker, self._sweep, live=live)
+            is_live = may_mirror_live(missing, self._machine.cpu_cores)
+            mirror = Mirror(tracker, self._sweep, live=is_live)
             self._progress.runs_skipped(list(self._remaining.settled.values()))
-            sharing = self._specs if self._entry == WORKER else ()
-            self._branches = Branches(sharing, self._sweep, self._is_open)
+            specs_that_share = self._specs if self._entry == WORKER else ()
+            self._branches = Branches(specs_that_share, self._sweep, self._may_train)
             if missing:
                 stack.enter_context(self._presence)
                 with self._interrupts.counted():
@@ -203,7 +203,7 @@ class Launcher:
             are_programs = all(spec.is_program for spec in missing)
             is_slow = any(isinstance(spec.config.model, Transformers) for spec in missing)
             try:
-                processes = self._opens(
+                processes = self._open_processes(
                     COMMAND_WORKER if are_programs else self._entry,
                     should_stop,
                     "batchscape.models.offline_transformers" if is_slow else "",
@@ -229,11 +229,11 @@ class Launcher:
                 )
                 if trouble is not None:
                     self._progress.warn(trouble)
-            predicted = run_time_predictions(self._predictions)
+            predicted_times = run_time_predictions(self._predictions)
             self._placement = Placement(
                 missing[0],
                 self._machine,
-                predicted,
+                predicted_times,
                 self._progress.warn,
                 own_share=self._branches.own_share,
             )
@@ -257,7 +257,7 @@ class Launcher:
     def _work_off(self, queue: deque[RunSpec]) -> None:
         """Run the queue, until it is empty or a signal stops it."""
         while True:
-            goes_on = not self._must_stop()
+            goes_on = not self._stop_if_asked()
             if goes_on:
                 queue.extend(self._claims.due())
                 queue.extend(self._retry_queue)
@@ -270,15 +270,15 @@ class Launcher:
                 if not (goes_on and (queue or self._claims.waits_for_others)):
                     return
                 self._presence.hide()
-                waits = self._placement.why_waiting or self._claims.describe_waiting()
-                self._progress.note_waiting(waits)
+                waiting_text = self._placement.why_waiting or self._claims.describe_waiting()
+                self._progress.note_waiting(waiting_text)
             exits = self._processes.wait(_POLL_S)
-            for name in self._claims.renew({ended.run for ended in exits}):
+            for name in self._claims.renew({rank_exit.run_id for rank_exit in exits}):
                 self._give_up(name)
             # A launcher that came while a run ended has disturbed it, too.
-            others = self._presence.others(0.0 if exits else _LOOK_S)
+            has_other_launchers = self._presence.has_others(0.0 if exits else _LOOK_S)
             for run in list(self._active.values()):
-                if others:
+                if has_other_launchers:
                     run.spoil_times(OTHER_LAUNCHER)
                 self._watch(run, exits)
             self._progress.update(
@@ -291,7 +291,7 @@ class Launcher:
         if self._steering is None or len(self._results) == self._results_at_request:
             return []
         self._results_at_request = len(self._results)
-        while specs := self._steering.more({*self._results, *self._remaining.settled}):
+        while specs := self._steering.next_runs({*self._results, *self._remaining.settled}):
             missing = self._remaining.add(specs)
             settled = (self._remaining.settled.get(spec.run_id) for spec in specs)
             self._progress.runs_skipped([result for result in settled if result is not None])
@@ -304,15 +304,15 @@ class Launcher:
 
     def _watch(self, run: ActiveRun, exits: Iterable[RankExit]) -> None:
         """End a run whose ranks have ended; stop one that the steering cuts."""
-        status = run.look(ended for ended in exits if ended.run == run.spec.run_id)
+        status = run.look(one for one in exits if one.run_id == run.spec.run_id)
         if status is not None:
             self._end(run, status)
         elif self._steering is not None and run.stop is None:
-            reason = self._steering.cut(run.spec)
+            reason = self._steering.reason_to_cut(run.spec)
             if reason is not None:
                 run.ask_to_stop(Status.PRUNED, reason)
 
-    def _is_open(self, run_id: str) -> bool:
+    def _may_train(self, run_id: str) -> bool:
         """Whether a run may still train in this launch."""
         return run_id not in self._results and run_id not in self._remaining.settled
 
@@ -323,7 +323,8 @@ class Launcher:
     def _stop_for_the_disk(self, trouble: str) -> None:
         self._stop(f"{trouble}; make space, then the same command goes on")
 
-    def _must_stop(self) -> bool:
+    def _stop_if_asked(self) -> bool:
+        """After a signal ask all ranks to end, after two kill them; return whether to stop."""
         count = self._interrupts.count
         if count == 0:
             return self._stop_reason is not None
@@ -365,19 +366,21 @@ class Launcher:
     def _try_to_begin(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
         try:
-            claim = self._claims.take(spec)
-            if claim is None:
+            claim_or_result = self._claims.take(spec)
+            if claim_or_result is None:
                 return None
-            if isinstance(claim, RunResult):
+            if isinstance(claim_or_result, RunResult):
                 self._oom.learn(spec)
-                self._settle(claim)
-                self._progress.run_settled(claim)
+                self._settle(claim_or_result)
+                self._progress.run_settled(claim_or_result)
                 return None
             if (refusal := self._oom.refusal(spec)) is not None:
                 self._reject(spec, refusal)
                 return None
             self._presence.show()
-            run = self._attempts.begin(spec, lease, claim, others=self._presence.others())
+            run = self._attempts.begin(
+                spec, lease, claim_or_result, has_other_launchers=self._presence.has_others()
+            )
             # A server that died meanwhile was replaced by this start.
             if self._processes.note is not None:
                 self._progress.warn(self._processes.note)
@@ -388,7 +391,7 @@ class Launcher:
             self._claims.release(spec.run_id, Status.PENDING)
         except (BatchscapeError, OSError) as error:
             self._claims.release(spec.run_id, Status.FAILED)
-            cause = explained(error, self._sweep.path)
+            cause = as_disk_error(error, self._sweep.path)
             if isinstance(cause, DiskError):
                 self._stop_for_the_disk(str(cause))  # the run is as open as it was
             else:
@@ -422,7 +425,9 @@ class Launcher:
         self._oom.learn(run.spec)
         result = RunResult.of(run.folder, status)
         self._settle(result)
-        self._progress.run_ended(run.spec, status, result.untimed, time.monotonic() - run.began)
+        self._progress.run_ended(
+            run.spec, status, result.untimed_reason, time.monotonic() - run.began_at
+        )
 
     def _give_up(self, run_id: str) -> None:
         """Settle a run that another launcher has taken over, as this one was cut off."""
@@ -442,15 +447,15 @@ class Launcher:
         self._progress.run_refused(result)
 
     def _retry(self, run: ActiveRun, status: RunStatus) -> bool:
-        """Queue a run again, still claimed, if the machine may have ended it; return whether so."""
-        run_id, most = run.spec.run_id, run.spec.config.launcher.retries
-        if not is_tried_again(status, most - self._retries[run_id]):
+        """Queue a run again, with its claim, if the machine may have ended it; return if it was."""
+        run_id, max_retries = run.spec.run_id, run.spec.config.launcher.retries
+        if not is_tried_again(status, max_retries - self._retries[run_id]):
             return False
         self._retries[run_id] += 1
-        opened = status.opened_again(f"retry {self._retries[run_id]} of {most} follows")
+        opened = status.opened_again(f"retry {self._retries[run_id]} of {max_retries} follows")
         try:
-            # Whatever becomes of this launcher, the same command goes on with the run. Where that
-            # cannot be written there is no retry, and the run stands as it ended.
+            # With this status the same command goes on even if this launcher dies. If it cannot be
+            # written, the run is not retried.
             opened.write(run.folder.status)
         except OSError:
             return False
@@ -461,7 +466,9 @@ class Launcher:
     def _settle(self, result: RunResult) -> None:
         """Note how a run ended, and whether the ends so far stop the launch."""
         self._results[result.run_id] = result
-        results, most = self._results.values(), self._specs[0].config.launcher.max_failures
-        if (reason := too_many_failures(results, most)) is not None:
+        results, max_failures = self._results.values(), self._specs[0].config.launcher.max_failures
+        if (reason := too_many_failures(results, max_failures)) is not None:
             self._stop(reason)
-        self._equal_failures = equal_failures(results, self._sweep) if most is None else None
+        self._equal_failures = (
+            equal_failures(results, self._sweep) if max_failures is None else None
+        )

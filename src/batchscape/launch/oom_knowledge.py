@@ -40,7 +40,8 @@ class OomKnowledge:
     Parameters
     ----------
     queue : sequence of RunSpec
-        Runs to launch. One that ran out of memory before does not count until it has ended again.
+        Runs to launch. Their earlier ends do not count; each counts once it has ended in this
+        launch.
     sweep : SweepFolder
         Runs of earlier launches count.
     machine : Machine
@@ -59,12 +60,12 @@ class OomKnowledge:
         self._sweep = sweep
         self._predictions = predictions
         self._machine = machine
-        self._ran_out: defaultdict[str, list[RunSpec]] = defaultdict(list)
+        self._specs_out_of_memory: defaultdict[str, list[RunSpec]] = defaultdict(list)
         queued = {spec.run_id for spec in queue}
         folders = [run for run in sweep.run_folders() if run.path.name not in queued]
         for spec in read_each(self._spec_if_out_of_memory, folders, sweep.path):
             if spec is not None:
-                self._ran_out[_memory_key(spec)].append(spec)
+                self._specs_out_of_memory[_memory_key(spec)].append(spec)
 
     def refusal(self, spec: RunSpec) -> str | None:
         """Say why a run is not launched; None where it is.
@@ -87,11 +88,11 @@ class OomKnowledge:
         reason = why_too_large(spec, peak.get("low"), room_gib(spec, self._machine))
         if reason is not None:
             return f"not launched: {reason}"
-        ran_out = self._ran_out.get(_memory_key(spec), ())
-        smaller = [other for other in ran_out if _needs_more(spec, other)]
-        if not smaller:
+        specs_out_of_memory = self._specs_out_of_memory.get(_memory_key(spec), ())
+        smaller_specs = [other for other in specs_out_of_memory if _needs_more(spec, other)]
+        if not smaller_specs:
             return None
-        other = min(smaller, key=lambda run: (_largest_micro(run), run.run_id))
+        other = min(smaller_specs, key=lambda run: (_largest_micro(run), run.run_id))
         limit = other.config.device.memory_limit_gib
         devices = count_text(other.geometry.data_parallel_size, "device")
         devices = devices if limit is None else f"{devices} of {limit:g} GiB each"
@@ -104,7 +105,7 @@ class OomKnowledge:
     def learn(self, spec: RunSpec) -> None:
         """Note whether a run that has ended ran out of memory, whoever launched it."""
         if self._spec_if_out_of_memory(self._sweep.run(spec.run_id)) is not None:
-            self._ran_out[_memory_key(spec)].append(spec)
+            self._specs_out_of_memory[_memory_key(spec)].append(spec)
 
     def _spec_if_out_of_memory(self, folder: RunFolder) -> RunSpec | None:
         """Return the spec of a run that ran out of memory; None where its folder is damaged."""
@@ -115,7 +116,7 @@ class OomKnowledge:
             spec, launch = RunSpec.read(folder.config), read_json(folder.launch)
         except (BatchscapeError, OSError):
             return None
-        # Without a phase the system and no rank has said so: the memory of the host was out.
+        # Without a phase the system reported it, not a rank: the memory of the host was out.
         is_of_device = status.phase is not None or spec.device_type == "cpu"
         is_comparable = ran_on(self._machine, spec, launch) and _had_memory_alone(spec, launch)
         return spec if is_of_device and is_comparable else None
@@ -129,8 +130,8 @@ def _had_memory_alone(spec: RunSpec, launch: dict[str, Any]) -> bool:
         # Locks keep other launchers off a device; `train.failures` has asked the driver about
         # other processes.
         return bool(launch.get("runs_per_device") == 1)
-    others = OTHER_LAUNCHER in (launch.get("timing_invalid_reason") or "")
-    return launch.get("concurrent_runs") == 1 and not others
+    had_other_launchers = OTHER_LAUNCHER in (launch.get("timing_invalid_reason") or "")
+    return launch.get("concurrent_runs") == 1 and not had_other_launchers
 
 
 def ran_on(machine: Machine, spec: RunSpec, launch: dict[str, Any]) -> bool:
@@ -158,16 +159,19 @@ def _memory_key(spec: RunSpec) -> str:
 
 
 def _needs_more(spec: RunSpec, other: RunSpec) -> bool:
-    """Whether for each stage of the other run some stage of this one takes more memory."""
-    ours = [stage.geometry for stage in spec.stages]
-    theirs = [stage.geometry for stage in other.stages]
+    """Whether every stage of `other` takes less memory than some stage of `spec`."""
+    geometries = [stage.geometry for stage in spec.stages]
+    other_geometries = [stage.geometry for stage in other.stages]
     return all(
         any(
-            our.micro_batch_size > their.micro_batch_size
-            and (our.gradient_accumulation_steps > 1 or their.gradient_accumulation_steps == 1)
-            for our in ours
+            geometry.micro_batch_size > other_geometry.micro_batch_size
+            and (
+                geometry.gradient_accumulation_steps > 1
+                or other_geometry.gradient_accumulation_steps == 1
+            )
+            for geometry in geometries
         )
-        for their in theirs
+        for other_geometry in other_geometries
     )
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
 _PAUSE_S = 1.0
-"""Time without a start after the end of a run while another launcher waits for devices, which looks
-for free ones twice in that time."""
+"""While another launcher waits for devices, no run starts for this long after a run's end: the
+other launcher looks for free devices twice in this time."""
 
 
 class Placement:
@@ -40,7 +40,7 @@ class Placement:
         One of the runs of the launch, which share its launcher and type of devices. The plan has
         rejected runs with more ranks than may share these devices.
     machine : Machine
-    predicted : mapping of str to tuple of (str, float)
+    predicted_times : mapping of str to tuple of (str, float)
         Method and value of the predicted time of a whole run, in seconds, by `run_id`.
     warn : callable
         Takes the warning that devices cannot be locked.
@@ -52,7 +52,7 @@ class Placement:
         self,
         spec: RunSpec,
         machine: Machine,
-        predicted: Mapping[str, tuple[str, float]],
+        predicted_times: Mapping[str, tuple[str, float]],
         warn: Callable[[str], None],
         *,
         own_share: Callable[[RunSpec], float] = lambda _: 1.0,
@@ -73,10 +73,10 @@ class Placement:
         self.waiting: RunSpec | None = None
         """The run at the head of the queue, for which there is no room."""
         self._paused_until_s = -math.inf
-        self._predicted, self._own_share = predicted, own_share
+        self._predicted_times, self._own_share = predicted_times, own_share
         self._sealed_s = self._sealed_samples = 0.0
         """Sums over the sealed runs of the sweep."""
-        self._seconds_by_method: dict[str, tuple[float, float]] = {}
+        self._times_by_method: dict[str, tuple[float, float]] = {}
         """Sums of measured and of predicted times of the sealed runs, by method of prediction."""
 
     def next(self, queue: deque[RunSpec]) -> tuple[RunSpec, Lease] | None:
@@ -115,12 +115,14 @@ class Placement:
         for run in active.values():
             left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
             if left_s is None:
-                left_s = self.expected_s(run.spec) - (time.monotonic() - run.began)
+                left_s = self.expected_s(run.spec) - (time.monotonic() - run.began_at)
             runs.append((run.spec.geometry.data_parallel_size, left_s))
-        ordered = list(queue)
+        ordered_specs = list(queue)
         if self._launcher.concurrent_runs > 1:
-            ordered.sort(key=self._sort_key)
-        runs += [(spec.geometry.data_parallel_size, self.expected_s(spec)) for spec in ordered]
+            ordered_specs.sort(key=self._sort_key)
+        runs += [
+            (spec.geometry.data_parallel_size, self.expected_s(spec)) for spec in ordered_specs
+        ]
         if any(math.isnan(seconds) for _, seconds in runs):
             return math.nan
         return makespan_s(
@@ -137,13 +139,13 @@ class Placement:
         sealed runs that were predicted by the same method. Where there is no prediction, it is the
         time per sample of the sealed runs, multiplied by the samples of the run.
         """
-        if spec.run_id not in self._predicted:
+        if spec.run_id not in self._predicted_times:
             if not self._sealed_samples:
                 return math.nan
             own_samples = spec.trained_samples * self._own_share(spec)
             return self._sealed_s / self._sealed_samples * own_samples
-        method, predicted_s = self._predicted[spec.run_id]
-        measured_sum_s, predicted_sum_s = self._seconds_by_method.get(method, (1.0, 1.0))
+        method, predicted_s = self._predicted_times[spec.run_id]
+        measured_sum_s, predicted_sum_s = self._times_by_method.get(method, (1.0, 1.0))
         return predicted_s * self._own_share(spec) * measured_sum_s / predicted_sum_s
 
     def _sort_key(self, spec: RunSpec) -> float:
@@ -182,8 +184,8 @@ class Placement:
         measured_s = sum(max(0.0, end - start) for start, end in spans if end is not None)
         self._sealed_s += measured_s
         self._sealed_samples += samples
-        if spec.run_id in self._predicted:
-            method, predicted_s = self._predicted[spec.run_id]
-            measured_sum_s, predicted_sum_s = self._seconds_by_method.get(method, (0.0, 0.0))
+        if spec.run_id in self._predicted_times:
+            method, predicted_s = self._predicted_times[spec.run_id]
+            measured_sum_s, predicted_sum_s = self._times_by_method.get(method, (0.0, 0.0))
             predicted_sum_s += predicted_s * samples / spec.trained_samples
-            self._seconds_by_method[method] = measured_sum_s + measured_s, predicted_sum_s
+            self._times_by_method[method] = measured_sum_s + measured_s, predicted_sum_s

@@ -22,7 +22,7 @@ PREDICTOR = "batchscape.predictor:main"
 """Entry point of the process that predicts; its folder holds a `config.json` for each run."""
 
 _LONGEST_S = 120.0
-"""Time that predictions may take; runs that are not predicted by then have no prediction."""
+"""Time that predictions may take; runs that are not reached by then have none."""
 _LOOK_S = 0.2
 _NAME = "prediction"
 
@@ -65,49 +65,53 @@ def predict(
             path = sweep.run(spec.run_id).prediction
             if path.exists():
                 predictions[spec.run_id] = read_json(path)
-    unpredicted = [
+    unpredicted_specs = [
         spec for spec in missing if spec.run_id not in predictions and not spec.is_program
     ]
-    if not unpredicted:
+    if not unpredicted_specs:
         return predictions, None
     folder = scratch / _NAME
     log = folder / "log.txt"
     try:
         folder.mkdir()
         (folder / "sweep").write_text(str(sweep.path.absolute()), encoding="utf-8")
-        for spec in unpredicted:
+        for spec in unpredicted_specs:
             spec.write(folder / f"{spec.run_id}.json")
         processes.start(Start(_NAME, str(folder), str(log), 1, PREDICTOR, {}))
-        until = time.monotonic() + _LONGEST_S
-        ended: list[RankExit] = []
-        while not ended:
-            if should_stop() or time.monotonic() > until:
+        deadline = time.monotonic() + _LONGEST_S
+        exits: list[RankExit] = []
+        while not exits:
+            if should_stop() or time.monotonic() > deadline:
                 processes.signal(_NAME, signal.SIGKILL)
-            ended = processes.wait(_LOOK_S)
+            exits = processes.wait(_LOOK_S)
         path = folder / "predictions"
         if path.exists():
             return predictions | read_json(path), None
         if should_stop():
             return predictions, None
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-        why = next((line for line in reversed(lines) if line.strip()), f"exit code {ended[0].code}")
+        reason = next(
+            (line for line in reversed(lines) if line.strip()), f"exit code {exits[0].code}"
+        )
     except (BatchscapeError, OSError) as error:
-        why = str(error)
-    return predictions, f"Memory and time of the runs are not predicted: {why}"
+        reason = str(error)
+    return predictions, f"Memory and time of the runs are not predicted: {reason}"
 
 
 def predictions_of_equal_runs(
     specs: Iterable[RunSpec],
-    others: Iterable[RunSpec],
+    other_specs: Iterable[RunSpec],
     predictions: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Mapping[str, Any]]:
-    """Return predictions of runs from those of others that need the same memory and time."""
+    """Return predictions of runs, taken from other runs that need the same memory and time."""
 
     def key(spec: RunSpec) -> tuple[str, str, str]:
         stages = [(stage.samples, stage.geometry) for stage in spec.stages]
         return spec.time_key, str(that_affect(spec.config, Affects.MEMORY)), str(stages)
 
-    by_key = {key(spec): predictions[spec.run_id] for spec in others if spec.run_id in predictions}
+    by_key = {
+        key(spec): predictions[spec.run_id] for spec in other_specs if spec.run_id in predictions
+    }
     return {spec.run_id: by_key[key(spec)] for spec in specs if key(spec) in by_key}
 
 

@@ -29,8 +29,8 @@ class Processes(Protocol):
     note: str | None
     """What the user should know about the choice of the method."""
 
-    def place(self) -> dict[str, Any]:
-        """Return entries of `launch.json` about the nodes of the next run; none on one node.
+    def node_entries(self) -> dict[str, Any]:
+        """Return the entries of `launch.json` about the nodes of the next run; empty on one node.
 
         `nodes` are their names, and `master` is the address where the ranks meet, for torch.
         """
@@ -54,7 +54,7 @@ class Processes(Protocol):
     def wait(self, timeout_s: float) -> list[RankExit]:
         """Return the ranks that have ended, as soon as there are any."""
 
-    def signal(self, run: str, number: int) -> None:
+    def signal(self, run_id: str, signal_number: int) -> None:
         """Send a signal to all processes of a run that have not ended."""
 
     def close(self) -> None:
@@ -68,67 +68,67 @@ class Spawned(Processes):
 
     def __init__(self, note: str | None = None) -> None:
         self.note = note
-        self._living: dict[str, dict[int, subprocess.Popen[bytes]]] = {}
+        self._process_of_rank_by_run: dict[str, dict[int, subprocess.Popen[bytes]]] = {}
         self._groups: dict[str, int] = {}
         # The ranks read one end of a pipe, and end when nobody holds the other.
         self._rank_end, self._launcher_end = os.pipe()
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """See `Processes`."""
-        living = self._living[start.run] = {}
-        for rank in start.numbers:
+        process_of_rank = self._process_of_rank_by_run[start.run_id] = {}
+        for rank in start.rank_numbers:
             try:
                 with open(start.log, "ab") as log:  # noqa: PTH123  (a path as text, like the rest)
-                    living[rank] = start_interpreter(
+                    process_of_rank[rank] = start_interpreter(
                         "child",
                         (json.dumps(asdict(start)), str(rank)),
                         keep_open,
                         stdin=self._rank_end,
                         output=log,
                         environment=start.environment,
-                        process_group=self._groups.get(start.run, 0),
+                        process_group=self._groups.get(start.run_id, 0),
                     )
             except OSError as error:
-                self._kill(start.run)
-                msg = f"rank {rank} of {start.run} cannot be started: {error}"
+                self._kill(start.run_id)
+                msg = f"rank {rank} of {start.run_id} cannot be started: {error}"
                 raise LaunchError(msg) from None
-            self._groups.setdefault(start.run, living[rank].pid)
+            self._groups.setdefault(start.run_id, process_of_rank[rank].pid)
 
     def wait(self, timeout_s: float) -> list[RankExit]:
         """See `Processes`."""
         deadline = time.monotonic() + timeout_s
         while True:
             exits = [
-                RankExit(run, rank, process.returncode, now())
-                for run, living in self._living.items()
-                for rank, process in living.items()
+                RankExit(run_id, rank, process.returncode, now())
+                for run_id, process_of_rank in self._process_of_rank_by_run.items()
+                for rank, process in process_of_rank.items()
                 if process.poll() is not None
             ]
             if exits or time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_S)
-        for ended in exits:
-            del self._living[ended.run][ended.rank]
-            if not self._living[ended.run]:
+        for rank_exit in exits:
+            del self._process_of_rank_by_run[rank_exit.run_id][rank_exit.rank]
+            if not self._process_of_rank_by_run[rank_exit.run_id]:
                 # Processes that the ranks have started in their group end with them.
-                self._kill(ended.run)
+                self._kill(rank_exit.run_id)
         return exits
 
-    def signal(self, run: str, number: int) -> None:
+    def signal(self, run_id: str, signal_number: int) -> None:
         """See `Processes`."""
-        if run in self._groups:
+        if run_id in self._groups:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._groups[run], number)
+                os.killpg(self._groups[run_id], signal_number)
 
     def close(self) -> None:
         """See `Processes`."""
-        for run in list(self._living):
-            self._kill(run)
+        for run_id in list(self._process_of_rank_by_run):
+            self._kill(run_id)
         os.close(self._rank_end)
         os.close(self._launcher_end)
 
-    def _kill(self, run: str) -> None:
-        self.signal(run, signal.SIGKILL)
-        self._groups.pop(run, None)
-        for process in self._living.pop(run).values():
+    def _kill(self, run_id: str) -> None:
+        self.signal(run_id, signal.SIGKILL)
+        self._groups.pop(run_id, None)
+        for process in self._process_of_rank_by_run.pop(run_id).values():
             process.wait()

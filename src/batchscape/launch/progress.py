@@ -57,8 +57,8 @@ class Progress:
         self._console = console
         self._values = {} if values is None else values
         self._total = total
-        self._over = 0
-        self._failed = 0
+        self._n_over = 0
+        self._n_failed = 0
         self._drawn_at = 0.0
         self._waiting_for = ""
         self._untimed_reasons: set[str] = set()
@@ -83,8 +83,8 @@ class Progress:
         skipped = [result for result in results if result.skipped]
         faults = Counter(str(result.status) for result in skipped if result.status in FAULTS)
         sealed = len(skipped) - faults.total()
-        self._over += len(skipped)
-        self._failed += faults.total()
+        self._n_over += len(skipped)
+        self._n_failed += faults.total()
         if sealed:
             self.note(f"{sealed} of {count_text(self._total, 'run')} done already, not run again")
         if faults:
@@ -99,7 +99,7 @@ class Progress:
                 self.run_refused(result)
 
     def run_settled(self, result: RunResult) -> None:
-        """Report a run that needed no start: it had ended, here or by another launcher."""
+        """Report a run that needed no start: it had ended, here or in another launcher."""
         how = "by another launcher" if result.by_another else "its rows were whole already"
         how = f"{how}, {result.reason}" if result.reason else how
         self._note_run(result.run_id, result.status, how)
@@ -119,32 +119,36 @@ class Progress:
         if self._console.is_terminal:
             return
         attempt = len(run.status.attempts)
-        again = f", attempt {attempt}" if attempt > 1 else ""
+        attempt_text = f", attempt {attempt}" if attempt > 1 else ""
         ranks = count_text(run.spec.geometry.data_parallel_size, "rank")
         label = self._label(run.spec.run_id)
-        self.note(f"[{self._over + 1}/{self._total}] {label} started ({ranks}{again})")
+        self.note(f"[{self._n_over + 1}/{self._total}] {label} started ({ranks}{attempt_text})")
 
     def run_ended(
-        self, spec: RunSpec, status: RunStatus, untimed: str | None, took_s: float | None = None
+        self,
+        spec: RunSpec,
+        status: RunStatus,
+        untimed_reason: str | None,
+        took_s: float | None = None,
     ) -> None:
-        """Report how a run ended, and once a reason why the times of a completed one do not count.
+        """Report how a run ended; if its times do not count, report the reason, each reason once.
 
         Parameters
         ----------
         spec : RunSpec
         status : RunStatus
-        untimed : str or None
+        untimed_reason : str or None
             Why its times do not count.
         took_s : float, optional
-            Time of its last attempt, in seconds; None where a job had it.
+            Time of its last attempt, in seconds; None for the run of a job.
         """
-        counted = "tokens" if spec.data.task == "next_token" else "samples"
-        described = _ended_text(status, counted if untimed is None else None)
-        took = "" if took_s is None else f", {duration_text(round(took_s))}"
-        self._note_run(spec.run_id, status.status, f"{described}{took}")
-        if untimed is not None and untimed not in self._untimed_reasons:
-            self._untimed_reasons.add(untimed)
-            self.note(f"Its losses and memory count, its times do not: {untimed}", "yellow")
+        speed_unit = "tokens" if spec.data.task == "next_token" else "samples"
+        end_text = _ended_text(status, speed_unit if untimed_reason is None else None)
+        time_text = "" if took_s is None else f", {duration_text(round(took_s))}"
+        self._note_run(spec.run_id, status.status, f"{end_text}{time_text}")
+        if untimed_reason is not None and untimed_reason not in self._untimed_reasons:
+            self._untimed_reasons.add(untimed_reason)
+            self.note(f"Its losses and memory count, its times do not: {untimed_reason}", "yellow")
 
     def run_retried(self, run_id: str, reason: str) -> None:
         """Report a run that is tried again."""
@@ -157,9 +161,9 @@ class Progress:
 
     def _note_run(self, run_id: str, status: Status, description: str) -> None:
         # An interrupted run is not over.
-        self._over += status is not Status.INTERRUPTED
-        self._failed += status in FAULTS
-        line = f"[{self._over}/{self._total}] {self._label(run_id)} {status}: {description}"
+        self._n_over += status is not Status.INTERRUPTED
+        self._n_failed += status in FAULTS
+        line = f"[{self._n_over}/{self._total}] {self._label(run_id)} {status}: {description}"
         self.note(line, _STYLES.get(status, ""))
         # The last drawing still shows the run.
         self._drawn_at = 0.0
@@ -179,11 +183,11 @@ class Progress:
         self._drawn_at = now
         width = self._console.width
         rows = [run.last_row for run in active]
-        failed = f", {self._failed} failed" if self._failed else ""
+        failed = f", {self._n_failed} failed" if self._n_failed else ""
         rest_s = left_s()
-        has_forecast = self._over < self._total and not math.isnan(rest_s)
+        has_forecast = self._n_over < self._total and not math.isnan(rest_s)
         forecast = f", about {duration_text(round(rest_s))} left" if has_forecast else ""
-        lines = [f"{self._over}/{self._total} runs done, {len(active)} running{failed}{forecast}"]
+        lines = [f"{self._n_over}/{self._total} runs done, {len(active)} running{failed}{forecast}"]
         lines += [
             f"  {self._label(run.spec.run_id)}  {_running_text(run, row)}"
             for run, row in zip(active, rows, strict=True)
@@ -204,12 +208,12 @@ class Progress:
         for run in result.failed:
             self.note(f"{self._label(run.run_id)} {run.status}: {run.reason}", "red")
             self.note(f"  log: {run.log}")
-        if result.stopped is not None:
-            self.note(f"{result.stopped}: no more were started; the same command goes on")
+        if result.why_stopped is not None:
+            self.note(f"{result.why_stopped}: no more were started; the same command goes on")
         if result.interrupted:
             self.note("Stopped before the end; the same command goes on")
-        if result.mirrored is not None:
-            self.note(result.mirrored)
+        if result.mirror_place is not None:
+            self.note(result.mirror_place)
         if result.mirror_note is not None:
             self.note(result.mirror_note, "yellow")
 
@@ -230,8 +234,8 @@ def _running_text(run: ActiveRun, row: Mapping[str, Any]) -> str:
     return line
 
 
-def _ended_text(status: RunStatus, counted: str | None) -> str:
-    """Say how a run ended: its figures, or its reason. `counted` is the unit of the speed."""
+def _ended_text(status: RunStatus, speed_unit: str | None) -> str:
+    """Say how a run ended: figures, or the reason. Without `speed_unit` its times do not count."""
     if status.status is not Status.COMPLETED:
         return status.reason or "for an unknown reason"
     figures = status.summary
@@ -240,9 +244,9 @@ def _ended_text(status: RunStatus, counted: str | None) -> str:
         parts.append(f"loss {figures['final_loss']:.4f}")
     if figures.get("final_eval_loss") is not None:
         parts.append(f"held-out loss {figures['final_eval_loss']:.4f}")
-    if counted and (rate := figures.get(f"{counted}_per_s")) is not None:
-        parts.append(f"{rate:,.0f} {counted}/s")
-    if counted is None and figures.get("processor_time_s") is not None:
+    if speed_unit and (rate := figures.get(f"{speed_unit}_per_s")) is not None:
+        parts.append(f"{rate:,.0f} {speed_unit}/s")
+    if speed_unit is None and figures.get("processor_time_s") is not None:
         spent_ms = 1000 * figures["processor_time_s"]
         parts.append(f"disturbed: {spent_ms:.3g} ms of processor time a step")
     if status.stop_reason is StopReason.TARGET:

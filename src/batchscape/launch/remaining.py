@@ -25,9 +25,11 @@ from batchscape.record.status import FAULTS, RunStatus, Status
 from batchscape.record.tables import clear_away, verify_seal
 from batchscape.text import count_text, list_text
 
-_LOOK_S, _LONGEST_S = 1.0, 0.05
-"""Time between looks at the runs of other launchers, and the longest time of a look; the next look
-goes on where it ended. A hundred launchers may ask one file system for a thousand runs."""
+_LOOK_S = 1.0
+"""Time between looks at the runs of other launchers."""
+_LONGEST_LOOK_S = 0.05
+"""Longest time of a look; the next look goes on where it ended. A hundred launchers may ask one
+file system for a thousand runs."""
 
 
 class _RunOfOther(NamedTuple):
@@ -113,17 +115,17 @@ class ClaimedRuns:
 
     def due(self) -> list[RunSpec]:
         """Return runs that others no longer have; each is looked at once a second at most."""
-        began = time.monotonic()
-        if began < self._next_look_s:
+        began_at = time.monotonic()
+        if began_at < self._next_look_s:
             return []
-        free = []
+        free_specs = []
         for run in list(self._runs_of_others.values()):
             if not self.is_claimed_by_other(run.spec):
-                free.append(run.spec)
-            if time.monotonic() - began > _LONGEST_S:
+                free_specs.append(run.spec)
+            if time.monotonic() - began_at > _LONGEST_LOOK_S:
                 break
         self._next_look_s = time.monotonic() + _LOOK_S
-        return free
+        return free_specs
 
     def _look_up_holder(self, spec: RunSpec) -> _RunOfOther:
         """Look up who has a run, and note it behind the others."""
@@ -132,20 +134,22 @@ class ClaimedRuns:
         self._runs_of_others[spec.run_id] = run
         return run
 
-    def renew(self, ended: Collection[str]) -> list[str]:
+    def renew(self, ended_run_ids: Collection[str]) -> list[str]:
         """Renew the claims of this launcher; return the runs that others have taken over.
 
         Parameters
         ----------
-        ended : collection of str
+        ended_run_ids : collection of str
             Runs whose end may be written next; their claims are renewed at once.
         """
-        lost = [
-            name for name, claim in self._claims.items() if not claim.renew(at_once=name in ended)
+        taken_over_ids = [
+            name
+            for name, claim in self._claims.items()
+            if not claim.renew(at_once=name in ended_run_ids)
         ]
-        for name in lost:
+        for name in taken_over_ids:
             self._claims.pop(name).release()
-        return lost
+        return taken_over_ids
 
     def release(self, run_id: str, status: Status) -> None:
         """Release the claim on a run that this launcher has ended, if there is one."""
@@ -222,12 +226,12 @@ class RemainingRuns:
                 self.settled[spec.run_id] = result
         return [spec for spec in specs if spec.run_id not in self.settled]
 
-    def results(self, done: Mapping[str, RunResult]) -> tuple[RunResult, ...]:
+    def results(self, results_of_launch: Mapping[str, RunResult]) -> tuple[RunResult, ...]:
         """Return the results of all runs, given those of this launch."""
-        ended = {**self.settled, **done}
+        result_of = {**self.settled, **results_of_launch}
         folders = [self._sweep.run(spec.run_id) for spec in self.specs]
         return tuple(
-            ended.get(folder.path.name) or RunResult.of(folder, RunStatus.read(folder.status))
+            result_of.get(folder.path.name) or RunResult.of(folder, RunStatus.read(folder.status))
             for folder in folders
         )
 
@@ -287,7 +291,7 @@ class RemainingRuns:
 
 def _make_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunStatus:
     """Make the folder of a run, unless another launcher has done so meanwhile."""
-    with hold(sweep.writing):
+    with hold(sweep.writing_lock):
         status = RunStatus.read(folder.status) if folder.status.exists() else None
         if status is not None and status.status is not Status.REJECTED:
             return status

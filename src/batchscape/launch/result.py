@@ -30,7 +30,7 @@ class RunResult:
     """Whether the run had ended in an earlier launch, and was not launched again."""
     by_another: bool = False
     """Whether another launcher ended it while this one was at work."""
-    untimed: str | None = None
+    untimed_reason: str | None = None
     """Why the times of a completed run do not count."""
 
     @classmethod
@@ -43,13 +43,13 @@ class RunResult:
         by_another: bool = False,
     ) -> RunResult:
         """Return the result of a run by its folder."""
-        untimed = None
+        untimed_reason = None
         if status.status is Status.COMPLETED:
             with suppress(RecordError):
-                untimed = why_run_untimed(folder, status)
+                untimed_reason = why_run_untimed(folder, status)
         reason = status.reason
         return cls(
-            folder.path.name, status.status, reason, folder.log, skipped, by_another, untimed
+            folder.path.name, status.status, reason, folder.log, skipped, by_another, untimed_reason
         )
 
 
@@ -60,11 +60,11 @@ class SweepResult:
     runs: tuple[RunResult, ...]
     interrupted: bool
     """Whether a signal stopped the sweep."""
-    stopped: str | None = None
+    why_stopped: str | None = None
     """Why no more runs were started, where no signal was the reason."""
     mirror_note: str | None = None
     """Which runs the tracker does not have, and why; None where it has all, or there is none."""
-    mirrored: str | None = None
+    mirror_place: str | None = None
     """Where the tracker has the runs; None where it has none."""
 
     @property
@@ -96,15 +96,15 @@ class SweepResult:
         str or None
             None where all times are valid.
         """
-        reasons = Counter(run.untimed for run in self.runs if run.untimed is not None)
+        reasons = Counter(run.untimed_reason for run in self.runs if run.untimed_reason is not None)
         if not reasons:
             return None
         completed = sum(run.status is Status.COMPLETED for run in self.runs)
         text = f"{untimed_text(reasons, completed)}."
         folder = str(sweep.path)
-        measured = time_again(
+        time_command = time_again(
             (LaunchedRun(folder, command, reason) for reason in reasons),
             {folder: next_timing_repeat(sweep)},
         )
-        free = "On a free machine, with a core or device for each rank, this measures them"
-        return f"{text} {free}: {measured}" if measured else text
+        advice = "On a free machine, with a core or device for each rank, this measures them"
+        return f"{text} {advice}: {time_command}" if time_command else text

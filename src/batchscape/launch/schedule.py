@@ -50,13 +50,13 @@ def makespan_s(
     runs_per_device : int
         Runs that may share a device.
     """
-    now_s, free, running = 0.0, devices * runs_per_device, 0
+    now_s, free_slots, running = 0.0, devices * runs_per_device, 0
     ends: list[tuple[float, int]] = []
     for ranks, seconds in runs:
         width = min(ranks, devices)
-        while free < width or running >= concurrent_runs:
-            now_s, ended = heapq.heappop(ends)
-            free, running = free + ended, running - 1
+        while free_slots < width or running >= concurrent_runs:
+            now_s, freed_slots = heapq.heappop(ends)
+            free_slots, running = free_slots + freed_slots, running - 1
         heapq.heappush(ends, (now_s + seconds, width))
-        free, running = free - width, running + 1
+        free_slots, running = free_slots - width, running + 1
     return max((end for end, _ in ends), default=0.0)

@@ -130,7 +130,7 @@ def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_t
     passed_only = isinstance(config.engine, Command)
     cost = Affects.COST | Affects.RECORD
     for group, values in that_affect(
-        config, cost, but=Affects.LOSS, for_program=passed_only
+        config, cost, without=Affects.LOSS, for_program=passed_only
     ).items():
         if group in {"loader", "timing_repeat"}:
             content[group] = values

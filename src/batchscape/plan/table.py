@@ -33,7 +33,7 @@ from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.locks import hold
 from batchscape.record.overview import run_progress
-from batchscape.record.placeholders import not_passed
+from batchscape.record.placeholders import unpassed_settings
 from batchscape.record.spec import RunSpec, plain_geometry
 from batchscape.record.state import unsealed
 from batchscape.record.status import RunStatus, Status
@@ -190,7 +190,7 @@ def _unpassed_settings(plan: Plan) -> list[str]:
     commands = [s.config for s in plan.specs if isinstance(s.config.engine, Command)]
     if not commands:
         return []
-    per_command = [set(not_passed(config)) for config in commands]
+    per_command = [set(unpassed_settings(config)) for config in commands]
     unpassed = set.intersection(*per_command)
     settings = commands[0].to_mapping()
     names = []
@@ -212,7 +212,7 @@ def write_plan(plan: Plan) -> None:
     for row in rows:
         writer.writerow({k: outgoing_cell(v) if isinstance(v, str) else v for k, v in row.items()})
     # Another launcher may be about to begin a run that this plan rejects.
-    with hold(sweep.writing):
+    with hold(sweep.writing_lock):
         for rejection in plan.rejections:
             _write_rejection(sweep.run(rejection.run_id), plan.sweep_name, rejection)
         write_atomically(sweep.plan, text.getvalue().encode())
@@ -328,7 +328,7 @@ def _write_rejection(folder: RunFolder, sweep_name: str, rejection: PlannedCell)
             "sweep_name": sweep_name,
             "geometry": rejection.geometry and plain_geometry(rejection.geometry),
             # A setting that is never passed to a program is no setting of its cells.
-            "resolved": {"not_passed": not_passed(config)}
+            "resolved": {"not_passed": unpassed_settings(config)}
             if isinstance(config.engine, Command)
             else None,
             "data": None,

@@ -12,8 +12,8 @@ from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.script import check_program
 from batchscape.record.placeholders import (
-    OF_THE_START,
     PLACEHOLDERS,
+    START_PLACEHOLDERS,
     is_passed,
     used_placeholders,
 )
@@ -161,7 +161,7 @@ def _check_config(config: RunConfig, command: Command) -> None:
 
 def _check_engine(command: Command, swept: Collection[str], fixed: Collection[str]) -> None:
     placeholders = set(used_placeholders(command))
-    reserved_names = sorted(set(command.values) & {*PLACEHOLDERS, *OF_THE_START})
+    reserved_names = sorted(set(command.values) & {*PLACEHOLDERS, *START_PLACEHOLDERS})
     if reserved_names:
         msg = (
             f"engine.values: {', '.join(reserved_names)} is a placeholder already; choose another "

@@ -26,7 +26,7 @@ from batchscape.programs.metrics import Log, open_reader
 from batchscape.programs.program import Program, ProgramEnd, command_line
 from batchscape.programs.rows import RowWriter, diverged_at, rank_rows
 from batchscape.programs.tree import TreeMemory, driver_memory
-from batchscape.record.disk import explained, is_fault_of_the_machine
+from batchscape.record.disk import as_disk_error, is_fault_of_the_machine
 from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.heartbeat import Phase, beat
@@ -72,7 +72,7 @@ def main(run_dir: str, rank: int) -> int:
 
 def _failure(error: Exception, folder: RunFolder) -> Ending:
     """Return the ending of a run that an error of this process causes."""
-    user_error = error if isinstance(error, BatchscapeError) else explained(error, folder.path)
+    user_error = error if isinstance(error, BatchscapeError) else as_disk_error(error, folder.path)
     if isinstance(user_error, DiskError):
         return Ending(Status.INTERRUPTED, Cause.DISK, str(user_error))
     if isinstance(user_error, BatchscapeError):

@@ -49,7 +49,8 @@ from batchscape.record.locks import Lock, is_held, take
 _BEAT_S = 10.0
 """Time between two touches of a claim."""
 _GONE_S = 30.0
-"""Silence of the earlier launcher of a job, of which processes may be left."""
+"""After this silence the launcher of this job from before a requeue is gone; its processes may be
+left."""
 _SILENT_S = 120.0
 """Silence of a holder on a file system of several machines. A server that hangs stops observers as
 well: a gap between their looks counts as `_GAP_S` at most."""
@@ -108,7 +109,7 @@ class RunClaim:
         Parameters
         ----------
         at_once : bool
-            Whether to look now, however recent the last look is.
+            Whether to look now, even if the last look was a moment ago.
 
         Returns
         -------
@@ -151,7 +152,7 @@ class RunClaim:
 class _Touch(NamedTuple):
     touched_ns: int
     looked_s: float
-    """For how long this process had looked when it noticed the touch, at any claims."""
+    """Seconds that this process had spent observing claims when it noticed the touch."""
 
 
 class RunClaims:

@@ -13,8 +13,8 @@ from batchscape.record.timing import is_beside_others, is_mended_by_repeating
 
 ONE_AT_A_TIME = {"launcher.concurrent_runs": "1"}
 _FOLDER = ("sweep_dir", "hydra.sweep.dir")
-_LEFT_OUT = frozenset({"--multirun", "-m"})
-_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+_DROPPED_OPTIONS = frozenset({"--multirun", "-m"})
+_PLAIN_TEXT = re.compile(r"[\w./+-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class LaunchedRun:
     """Folder of its sweep, as the user wrote it."""
     command: str | None
     """As `command_of` returns it; None where no command launched the run."""
-    untimed: str | None = None
+    untimed_reason: str | None = None
     """Why its times do not count."""
 
 
@@ -42,17 +42,17 @@ def command_of(arguments: Sequence[str]) -> str:
     str
         For a shell, without `--retry`.
     """
-    queue, kept = list(arguments), []
+    queue, kept_arguments = list(arguments), []
     while queue:
         argument = queue.pop(0)
         if argument == "--retry":
             del queue[:1]
-        elif argument not in _LEFT_OUT and not argument.startswith("--retry="):
-            kept.append(argument)
-    return shlex.join(["batchscape", "sweep", *kept])
+        elif argument not in _DROPPED_OPTIONS and not argument.startswith("--retry="):
+            kept_arguments.append(argument)
+    return shlex.join(["batchscape", "sweep", *kept_arguments])
 
 
-def again(command: str, sweep_dir: str | Path, settings: Mapping[str, str]) -> str:
+def changed_command(command: str, sweep_dir: str | Path, settings: Mapping[str, str]) -> str:
     """Return a recorded command with other settings, for runs in the same folder.
 
     Parameters
@@ -63,22 +63,24 @@ def again(command: str, sweep_dir: str | Path, settings: Mapping[str, str]) -> s
         Values in Hydra's grammar; they replace those that the command gives.
     """
     program, verb, *words = shlex.split(command)
-    replaced = {*settings, *_FOLDER, "launcher.retry"}
-    kept = [word for word in words if word.partition("=")[0].lstrip("+~") not in replaced]
-    added = [f"{key}={value}" for key, value in settings.items()]
+    replaced_keys = {*settings, *_FOLDER, "launcher.retry"}
+    kept_words = [
+        word for word in words if word.partition("=")[0].lstrip("+~") not in replaced_keys
+    ]
+    added_words = [f"{key}={value}" for key, value in settings.items()]
     folder = str(sweep_dir)
     # `123` and `null` would not be read as text.
-    is_plain = "/" in folder and _PLAIN.fullmatch(folder)
-    place = f"sweep_dir={folder if is_plain else hydra_text(folder)}"
-    return shlex.join([program, verb, *kept, *added, place])
+    is_plain = "/" in folder and _PLAIN_TEXT.fullmatch(folder)
+    folder_word = f"sweep_dir={folder if is_plain else hydra_text(folder)}"
+    return shlex.join([program, verb, *kept_words, *added_words, folder_word])
 
 
-def time_again(untimed: Iterable[LaunchedRun], next_repeat: Mapping[str, int]) -> str | None:
-    """Return the command that measures times again that are not valid.
+def time_again(untimed_runs: Iterable[LaunchedRun], next_repeat: Mapping[str, int]) -> str | None:
+    """Return the command that measures invalid times again.
 
     Parameters
     ----------
-    untimed : iterable of LaunchedRun
+    untimed_runs : iterable of LaunchedRun
     next_repeat : mapping of str to int
         First unused `timing_repeat`, by sweep folder.
 
@@ -88,9 +90,13 @@ def time_again(untimed: Iterable[LaunchedRun], next_repeat: Mapping[str, int]) -
         For a shell; several commands where several launched these runs. None where no command is
         known, or repeating would not make the times valid.
     """
-    mended = [run for run in untimed if run.untimed and is_mended_by_repeating(run.untimed)]
+    repeatable_runs = [
+        run
+        for run in untimed_runs
+        if run.untimed_reason and is_mended_by_repeating(run.untimed_reason)
+    ]
     return _commands(
-        mended, lambda sweep_dir: {"timing_repeat": str(next_repeat.get(sweep_dir, 1))}
+        repeatable_runs, lambda sweep_dir: {"timing_repeat": str(next_repeat.get(sweep_dir, 1))}
     )
 
 
@@ -116,15 +122,17 @@ def _commands(
     runs: Iterable[LaunchedRun], settings_of: Callable[[str], dict[str, str]]
 ) -> str | None:
     """Return the commands that launched runs, with other settings by sweep folder."""
-    shared: dict[tuple[str, str], bool] = {}
+    had_others_by_command: dict[tuple[str, str], bool] = {}
     for run in runs:
         if run.command is not None:
             key = run.sweep_dir, run.command
-            beside = run.untimed is not None and is_beside_others(run.untimed)
-            shared[key] = shared.get(key, False) or beside
+            had_others = run.untimed_reason is not None and is_beside_others(run.untimed_reason)
+            had_others_by_command[key] = had_others_by_command.get(key, False) or had_others
     commands = [
-        again(command, sweep_dir, (ONE_AT_A_TIME if beside else {}) | settings_of(sweep_dir))
-        for (sweep_dir, command), beside in shared.items()
+        changed_command(
+            command, sweep_dir, (ONE_AT_A_TIME if had_others else {}) | settings_of(sweep_dir)
+        )
+        for (sweep_dir, command), had_others in had_others_by_command.items()
     ]
     return " && ".join(dict.fromkeys(commands)) or None
 

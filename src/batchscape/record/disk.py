@@ -1,4 +1,4 @@
-"""Free space of a disk, and errors of a disk that takes no more."""
+"""Free space of a disk, and errors of a disk that cannot be written to."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from batchscape.record.folder import SweepFolder
 
 
-_CAUSES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
-"""Errors of a write that the disk causes, and not the arguments."""
-_MACHINE_FAULTS = {
+_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
+"""Errors of a write that are the disk's, and not the arguments'."""
+_MACHINE_ERRNOS = {
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EFBIG,
@@ -40,9 +40,9 @@ _LONGEST_CHAIN = 10
 _READERS = 16
 _Folder = TypeVar("_Folder")
 _Read = TypeVar("_Read")
-_LOCAL = frozenset({"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs"}) | {
-    *("nilfs2", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
-}
+_LOCAL_FILE_SYSTEMS = frozenset(
+    {"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs"}
+) | {*("nilfs2", "overlay", "ramfs", "tmpfs", "xfs", "zfs")}
 """File systems that one machine has for itself."""
 
 
@@ -64,14 +64,21 @@ def free_bytes(path: Path) -> int:
 @functools.cache
 def is_of_this_machine(folder: Path) -> bool:
     """Return whether a folder is on a file system that this machine has for itself."""
-    place = folder.resolve()
+    folder = folder.resolve()
     # Of several disks mounted at one place the last one is visible.
     mounts = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
-    return next((mounts[at] in _LOCAL for at in (place, *place.parents) if at in mounts), False)
+    return next(
+        (
+            mounts[path] in _LOCAL_FILE_SYSTEMS
+            for path in (folder, *folder.parents)
+            if path in mounts
+        ),
+        False,
+    )
 
 
 def read_each(
-    read: Callable[[_Folder], _Read], folders: Sequence[_Folder], at: Path
+    read: Callable[[_Folder], _Read], folders: Sequence[_Folder], parent: Path
 ) -> list[_Read]:
     """Read each of many folders; return the results in their order.
 
@@ -82,10 +89,10 @@ def read_each(
     ----------
     read : callable
     folders : sequence
-    at : Path
+    parent : Path
         Folder that holds them.
     """
-    if is_of_this_machine(at):
+    if is_of_this_machine(parent):
         return list(map(read, folders))
     with ThreadPoolExecutor(_READERS) as readers:
         return list(readers.map(read, folders))
@@ -106,18 +113,18 @@ def disk_error(error: OSError, path: Path) -> OSError:
         A `DiskError` with the free space, where the disk is the cause; else the error itself.
     """
     number = error.errno
-    if isinstance(error, DiskError) or number is None or number not in _CAUSES:
+    if isinstance(error, DiskError) or number is None or number not in _DISK_ERRNOS:
         return error
     try:
         free = size_text(free_bytes(path))
     except OSError:
         free = "nothing known to be"
-    of_disk = DiskError(f"{path} cannot be written: {os.strerror(number)}, {free} free there")
-    of_disk.errno = number
-    return of_disk
+    new_error = DiskError(f"{path} cannot be written: {os.strerror(number)}, {free} free there")
+    new_error.errno = number
+    return new_error
 
 
-def explained(error: Exception, path: Path) -> Exception:
+def as_disk_error(error: Exception, path: Path) -> Exception:
     """Return a `DiskError` for an exception that a disk caused; else the exception itself.
 
     Parameters
@@ -130,7 +137,7 @@ def explained(error: Exception, path: Path) -> Exception:
     for cause in causes_of(error, hidden=True):
         if isinstance(cause, DiskError):
             return cause
-        if isinstance(cause, OSError) and cause.errno in _CAUSES:
+        if isinstance(cause, OSError) and cause.errno in _DISK_ERRNOS:
             file = Path(cause.filename) if isinstance(cause.filename, str) else path
             return disk_error(cause, file if file.is_absolute() else path)
     return error
@@ -158,7 +165,7 @@ def is_fault_of_the_machine(error: BaseException) -> bool:
     """Return whether the machine caused an exception: a full or failing disk, or a network."""
     if isinstance(error, ConnectionError):
         return True
-    return isinstance(error, OSError) and error.errno in _MACHINE_FAULTS
+    return isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS
 
 
 def disk_trouble(folder: Path) -> str | None:

@@ -21,7 +21,7 @@ RESIDENT = "process tree (uss)"
 """`memory_method` of a program on a CPU, whose resident memory stands for what it allocated."""
 
 FigureKind = Literal["loss", "memory", "time", ""]
-How = Literal["", "last", "sum", "median", "max", "min", "any", "first", "each"]
+Reduction = Literal["", "last", "sum", "median", "max", "min", "any", "first", "each"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Figure:
 
     meaning: str
     """Its definition, with the steps or ranks that it covers."""
-    how: How = ""
+    reduction: Reduction = ""
     """Reduction of its column, over the last attempt of every rank, or over all evaluations or
     optimizer steps; of steps `median` covers the measured ones of the last global batch; `min` is
     missing where one value is; empty: `record.summary` computes it."""
@@ -46,10 +46,10 @@ class Figure:
 
     def __post_init__(self) -> None:
         """Refuse a reduction that `record.summary` does not have."""
-        if self.how not in get_args(How):
-            reductions = ", ".join(how for how in get_args(How) if how)
+        if self.reduction not in get_args(Reduction):
+            reductions = ", ".join(one for one in get_args(Reduction) if one)
             msg = (
-                f"a figure reduces its column by one of: {reductions}; given {self.how!r} "
+                f"a figure reduces its column by one of: {reductions}; given {self.reduction!r} "
                 f"({self.meaning}). Choose one of these, or add the reduction to "
                 "`record/figures.py` and `record/summary.py`"
             )
@@ -90,7 +90,7 @@ _PROGRESS = {
     ),
 }
 
-_ATTEMPT = "which start of the run wrote the row, from 0; -1: the run that it began as"
+_ATTEMPT = "which start of the run wrote the row, from 0; -1: the run from whose state it began"
 
 COLUMNS: dict[str, dict[str, FigureColumn]] = {
     "steps": {
@@ -130,7 +130,7 @@ COLUMNS: dict[str, dict[str, FigureColumn]] = {
         ),
         "data_s": FigureColumn(
             "Float64",
-            "part of it spent on fetching samples",
+            "part of step_time_s spent on fetching samples",
             Figure(
                 "median time of waiting for samples, a measured optimizer step", "median", "time"
             ),
@@ -138,13 +138,13 @@ COLUMNS: dict[str, dict[str, FigureColumn]] = {
         ),
         "forward_backward_s": FigureColumn(
             "Float64",
-            "part of it spent in forward and backward",
+            "part of step_time_s spent in forward and backward",
             Figure("median time in forward and backward", "median", "time"),
             "time/forward_backward_s",
         ),
         "exchange_s": FigureColumn(
             "Float64",
-            "part of it: gradient exchange that backward did not hide, rank 0's"
+            "part of step_time_s: gradient exchange that backward did not hide, rank 0's"
             " wait for the slowest rank included",
             Figure(
                 "median time of gradient exchange that backward did not hide, rank "
@@ -156,7 +156,7 @@ COLUMNS: dict[str, dict[str, FigureColumn]] = {
         ),
         "optimizer_s": FigureColumn(
             "Float64",
-            "part of it: clipping, update, averaging of weights",
+            "part of step_time_s: clipping, update, averaging of weights",
             Figure("median time of clipping, update and averaging of weights", "median", "time"),
             "time/optimizer_s",
         ),
@@ -234,9 +234,7 @@ COLUMNS: dict[str, dict[str, FigureColumn]] = {
             "Float64",
             "time in the step that threads of rank 0 were on a core, added up; "
             "of a program of your own, those of all its processes; CPU only",
-            Figure(
-                "median of the steps' processor_time_s, measured ones alone; CPU only", "median"
-            ),
+            Figure("median of processor_time_s over measured optimizer steps; CPU only", "median"),
             "system/processor_time_s",
         ),
         "warmup": FigureColumn("boolean", "whether the step stays out of step-time figures"),
@@ -258,7 +256,10 @@ COLUMNS: dict[str, dict[str, FigureColumn]] = {
             "loss/eval",
         ),
         "raw_eval_loss": FigureColumn(
-            "Float64", "the same of the weights themselves; missing without", curve="loss/raw_eval"
+            "Float64",
+            "eval_loss of the weights themselves; missing where "
+            "evaluation.ema_half_life_tokens is null",
+            curve="loss/raw_eval",
         ),
         "eval_accuracy": FigureColumn(
             "Float64",
@@ -387,7 +388,7 @@ COLUMNS: dict[str, dict[str, FigureColumn]] = {
         ),
         "peak_tflops": FigureColumn(
             "Float64",
-            "peak of the device that MFU refers to, 10^12 FLOP/s",
+            "peak of the device, to which MFU refers, in 10^12 FLOP/s",
             Figure("peak of a device that mfu_pct refers to, minimum over ranks", "min"),
         ),
         "peak_source": FigureColumn(
@@ -414,10 +415,14 @@ COLUMNS: dict[str, dict[str, FigureColumn]] = {
             "Int64", "ranks that the engine's library exchanges over, asked before the first step"
         ),
         "reported_micro_batch_size": FigureColumn(
-            "Int64", "as the engine's library has it; missing where it has no notion of it"
+            "Int64", "micro-batch as the engine's library reports it; missing where it reports none"
         ),
-        "reported_gradient_accumulation_steps": FigureColumn("Int64", "the same of accumulation"),
-        "reported_global_batch_size": FigureColumn("Int64", "the same of the global batch"),
+        "reported_gradient_accumulation_steps": FigureColumn(
+            "Int64", "accumulation as the engine's library reports it"
+        ),
+        "reported_global_batch_size": FigureColumn(
+            "Int64", "global batch as the engine's library reports it"
+        ),
         "clock_mhz": FigureColumn(
             "Float64",
             "clock of the device right after the last step",
@@ -438,9 +443,9 @@ COLUMNS: dict[str, dict[str, FigureColumn]] = {
         ),
         "device_limits": FigureColumn(
             "string",
-            "what somebody set the device below its defaults, power limit and clocks; CUDA only",
+            "limits of the device that are set below its defaults: power and clocks; CUDA only",
             Figure(
-                "what somebody set devices below their defaults, power limit and clocks; CUDA only",
+                "limits of devices that are set below their defaults: power and clocks; CUDA only",
                 "each",
             ),
         ),
@@ -466,8 +471,8 @@ COLUMNS: dict[str, dict[str, FigureColumn]] = {
         ),
         "memory_probe_s": FigureColumn(
             "Float64",
-            "part of it spent on the memory probe",
-            Figure("part of it in the memory probe, maximum over ranks", "max", "time"),
+            "part of startup_s spent on the memory probe",
+            Figure("part of startup_s in the memory probe, maximum over ranks", "max", "time"),
         ),
         "compile_s": FigureColumn(
             "Float64",
@@ -508,9 +513,7 @@ FIGURES: dict[str, Figure] = {
         label="samples/s",
         better="higher",
     ),
-    "tokens_per_s_per_device": Figure(
-        "the same tokens a second, over data_parallel_size", "", "time"
-    ),
+    "tokens_per_s_per_device": Figure("tokens_per_s over data_parallel_size", "", "time"),
     "model_tflops_per_s_per_device": Figure(
         "operations of the model a second and device, in 10^12", "", "time"
     ),
@@ -527,7 +530,7 @@ FIGURES: dict[str, Figure] = {
         "time",
     ),
     "energy_j_per_token": Figure(
-        "the same energy over their tokens, all devices; CUDA only",
+        "energy of measured optimizer steps and gaps over their tokens, all devices; CUDA only",
         "",
         "time",
         label="energy a token",
@@ -547,4 +550,4 @@ COMPARED = tuple(
 """Figures of the comparison, in its order."""
 
 OF_TOKENS = ("tokens_per_s", "tokens_per_s_per_device", "energy_j_per_token")
-"""Figures that a run lacks whose samples are no sequences of tokens."""
+"""Figures of runs on sequences of tokens; other runs lack them."""

@@ -61,7 +61,7 @@ _TAIL_BYTES = 1 << 14
 """Bytes that are read of the end of a table for its last row, which takes less than a tenth."""
 
 
-_WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+_NO_LINK_ERRNOS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 """Errors of a file system without hard links."""
 
 
@@ -108,7 +108,7 @@ def link_or_copy(source: Path, path: Path) -> None:
     try:
         path.hardlink_to(source)
     except OSError as error:
-        if error.errno not in _WITHOUT_LINKS:
+        if error.errno not in _NO_LINK_ERRNOS:
             raise
         with path.open("xb") as file:
             try:
@@ -179,13 +179,13 @@ def read_record(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_sealed(path: Path, sealed: Mapping[str, Any]) -> bytes:
+def read_sealed(path: Path, seal_entry: Mapping[str, Any]) -> bytes:
     """Read a sealed file, and check its hash.
 
     Parameters
     ----------
     path : Path
-    sealed : mapping
+    seal_entry : mapping
         Its entry in `RunStatus.seal`.
 
     Raises
@@ -197,7 +197,7 @@ def read_sealed(path: Path, sealed: Mapping[str, Any]) -> bytes:
         content = path.read_bytes()
     except FileNotFoundError:
         content = b""
-    if hashlib.sha256(content).hexdigest() != sealed["sha256"]:
+    if hashlib.sha256(content).hexdigest() != seal_entry["sha256"]:
         msg = f"{path} is missing or differs from what was sealed"
         raise DamageError(msg)
     return content
@@ -342,21 +342,21 @@ def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
         raise DamageError(msg) from None
 
 
-def end_of(path: Path, most_bytes: int, since: int = 0) -> bytes:
+def end_of(path: Path, max_bytes: int, since: int = 0) -> bytes:
     """Return the last bytes of a file; none where there is no file.
 
     Parameters
     ----------
     path : Path
-    most_bytes : int
+    max_bytes : int
     since : int
         Bytes before this offset do not count.
     """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(since, size - most_bytes))
-            return file.read(most_bytes)
+            file.seek(max(since, size - max_bytes))
+            return file.read(max_bytes)
     except FileNotFoundError:
         return b""
 

@@ -18,7 +18,7 @@
         log.txt              output of its processes
         checkpoints/         state to go on from
         branches/step-<n>/   state and rows that other runs begin with, until all of them are over
-        beginning/           of a run that begins as another one: its copy of them, until it is over
+        beginning/           copy of another run's branch point, where it began; until it is over
         wandb.json           record of the rows sent to Weights & Biases
         .claim.<n>           the holder of the run, or its release; gone once it is sealed
         .lock                held while a launcher or a rank works here; gone once it is sealed
@@ -33,7 +33,7 @@ from pathlib import Path
 
 from batchscape.text import did_you_mean, near_names
 
-_MOST_NAMED = 3
+_MAX_NAMES = 3
 
 
 def no_runs(sweep_dir: Path) -> str:
@@ -48,14 +48,18 @@ def no_runs(sweep_dir: Path) -> str:
     str
         The message; folders whose name continues with a hash come first among the suggestions.
     """
-    what = "holds no runs" if sweep_dir.is_dir() else "is no folder"
-    what = what if sweep_dir.exists() else "does not exist"
-    text = f"{sweep_dir} {what}; a sweep folder has a 'runs' folder with runs in it"
-    beside = {path.parent.name for path in sweep_dir.parent.glob("*/runs")}
-    names = sorted(beside - {sweep_dir.name})
-    longer = [name for name in names if sweep_dir.name and name.startswith(f"{sweep_dir.name}-")]
-    near = dict.fromkeys([*longer, *near_names(sweep_dir.name, names, _MOST_NAMED)])
-    folders = [str(sweep_dir.with_name(name)) for name in [*near][:_MOST_NAMED]]
+    problem = "holds no runs" if sweep_dir.is_dir() else "is no folder"
+    problem = problem if sweep_dir.exists() else "does not exist"
+    text = f"{sweep_dir} {problem}; a sweep folder has a 'runs' folder with runs in it"
+    sibling_names = {path.parent.name for path in sweep_dir.parent.glob("*/runs")}
+    names = sorted(sibling_names - {sweep_dir.name})
+    names_with_hash = [
+        name for name in names if sweep_dir.name and name.startswith(f"{sweep_dir.name}-")
+    ]
+    near_names_first = dict.fromkeys(
+        [*names_with_hash, *near_names(sweep_dir.name, names, _MAX_NAMES)]
+    )
+    folders = [str(sweep_dir.with_name(name)) for name in [*near_names_first][:_MAX_NAMES]]
     return text + did_you_mean(folders).removesuffix(".")
 
 
@@ -146,7 +150,7 @@ class RunFolder:
 
     @property
     def beginning(self) -> Path:
-        """Folder of the state and the rows of another run, with which it begins."""
+        """Folder of the state and the rows of another run, from which it began."""
         return self.path / "beginning"
 
     @property
@@ -204,7 +208,7 @@ class SweepFolder:
         return self.path / ".lock"
 
     @property
-    def writing(self) -> Path:
+    def writing_lock(self) -> Path:
         """Lock that is held for moments, to write the plan or to add run folders."""
         return self.path / ".writing.lock"
 
@@ -244,7 +248,7 @@ class SweepFolder:
         return self.path / "trials.csv"
 
     @property
-    def measured(self) -> Path:
+    def grid_results(self) -> Path:
         """Results of the grid around the best trials of a search."""
         return self.path / "measured.json"
 

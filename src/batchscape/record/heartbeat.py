@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-def beats_path(place: str, rank: int) -> Path:
+def beats_path(prefix: str, rank: int) -> Path:
     """Return the file of the heartbeat of a rank."""
-    return Path(f"{place}.beats-{rank}")
+    return Path(f"{prefix}.beats-{rank}")
 
 
-def stacks_path(place: str, rank: int) -> Path:
+def stacks_path(prefix: str, rank: int) -> Path:
     """Return the file that a rank dumps its stacks to on a signal."""
-    return Path(f"{place}.stacks-{rank}")
+    return Path(f"{prefix}.stacks-{rank}")
 
 
 class Phase(StrEnum):
@@ -160,16 +160,16 @@ def beat(
     steps_done : int, optional
         Optimizer steps of this attempt; left out: those counted so far.
     """
-    before = _current.last
-    step = before.optimizer_step if optimizer_step is None else optimizer_step
+    earlier_beat = _current.last
+    step = earlier_beat.optimizer_step if optimizer_step is None else optimizer_step
     if micro_step is None:
-        micro_step = before.micro_step if step == before.optimizer_step else 0
-    done = before.steps_done
+        micro_step = earlier_beat.micro_step if step == earlier_beat.optimizer_step else 0
+    done = earlier_beat.steps_done
     if steps_done is not None:
         done = steps_done
-    elif step > before.optimizer_step > 0:
-        done += step - before.optimizer_step
-    _current.last = Beat(before.beats + 1, step, done, micro_step, phase)
+    elif step > earlier_beat.optimizer_step > 0:
+        done += step - earlier_beat.optimizer_step
+    _current.last = Beat(earlier_beat.beats + 1, step, done, micro_step, phase)
     if _current.shared is not None:
         _current.shared.write(_current.last)
 

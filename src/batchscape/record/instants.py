@@ -13,7 +13,7 @@ from pathlib import Path
 
 _VARIABLE = "BATCHSCAPE_CLOCK_OFFSET_S"
 # A clock that continues while the machine sleeps, where the system has one.
-_RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now() -> float:
@@ -24,7 +24,7 @@ def now() -> float:
     float
         Never less than an earlier time in any process of the same launch.
     """
-    return _OFFSET_S + time.clock_gettime(_RUNNING)
+    return _OFFSET_S + time.clock_gettime(_CLOCK)
 
 
 def file_age_s(path: Path) -> float:
@@ -39,7 +39,7 @@ def _offset_s() -> float:
     try:
         return float(os.environ[_VARIABLE])
     except (KeyError, ValueError):
-        offset_s = time.time() - time.clock_gettime(_RUNNING)
+        offset_s = time.time() - time.clock_gettime(_CLOCK)
         os.environ[_VARIABLE] = repr(offset_s)
         return offset_s
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from batchscape.errors import LaunchError
 from batchscape.record.folder import SweepFolder
 
-AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
+EXCLUSIVE_NOWAIT = fcntl.LOCK_EX | fcntl.LOCK_NB
 """Exclusive, without waiting."""
-BESIDE = fcntl.LOCK_SH | fcntl.LOCK_NB
+SHARED_NOWAIT = fcntl.LOCK_SH | fcntl.LOCK_NB
 """Shared, without waiting."""
-_WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+_NO_LOCK_ERRNOS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 """Errors of file systems without locks: Lustre without `flock`, some of NFS."""
 
 
@@ -62,7 +62,7 @@ class Lock:
 
 
 def take(
-    path: Path, kind: int = AT_ONCE, *, is_public: bool = False, is_needed: bool = True
+    path: Path, kind: int = EXCLUSIVE_NOWAIT, *, is_public: bool = False, is_needed: bool = True
 ) -> Lock | None:
     """Take a lock, if no other process holds it.
 
@@ -71,7 +71,7 @@ def take(
     path : Path
         Made if it does not exist; its folder must, unless it is a `public_folder`.
     kind : int
-        `AT_ONCE` or `BESIDE`; `fcntl.LOCK_EX` and `fcntl.LOCK_SH` wait for others.
+        `EXCLUSIVE_NOWAIT` or `SHARED_NOWAIT`; `fcntl.LOCK_EX` and `fcntl.LOCK_SH` wait for others.
     is_public : bool
         Whether processes of all users take it.
     is_needed : bool
@@ -97,7 +97,7 @@ def take(
             if _is_at(path, descriptor):
                 return Lock(path, descriptor)
         except BaseException as error:
-            if not is_needed and getattr(error, "errno", None) in _WITHOUT_LOCKS:
+            if not is_needed and getattr(error, "errno", None) in _NO_LOCK_ERRNOS:
                 return Lock(path, descriptor, keeps_out=False)
             os.close(descriptor)
             if isinstance(error, BlockingIOError):
@@ -140,9 +140,9 @@ def is_held(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, AT_ONCE)
+        fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
     except OSError as error:
-        return error.errno not in _WITHOUT_LOCKS
+        return error.errno not in _NO_LOCK_ERRNOS
     finally:
         os.close(descriptor)
     return False

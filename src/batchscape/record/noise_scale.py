@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-SAMPLED = ("global_batch_size", "gradient_norm", "small_batch_size", "small_gradient_square")
+NOISE_COLUMNS = ("global_batch_size", "gradient_norm", "small_batch_size", "small_gradient_square")
 """Columns of optimizer steps that an estimate needs."""
 
 
-def has_no_noise_scale(not_invariant: object) -> bool:
-    """Return whether small batches of a run have another objective than large ones.
+def objective_depends_on_batch(not_invariant: object) -> bool:
+    """Return whether the objective of a run depends on the batch, so that it has no noise scale.
 
     The difference of their gradients is then more than noise: with batch normalisation, or a loss
     that is not a sum over samples. Dropout counts as noise.
@@ -40,7 +40,7 @@ def noise_samples(steps: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     steps : DataFrame
-        Rows of optimizer steps, with the columns in `SAMPLED`.
+        Rows of optimizer steps, with the columns in `NOISE_COLUMNS`.
 
     Returns
     -------
@@ -48,7 +48,7 @@ def noise_samples(steps: pd.DataFrame) -> pd.DataFrame:
         Rows with finite numbers only, under their index: `noise` (an unbiased estimate of tr(S)),
         `signal` (one of |G|^2), `b_small` and `b_big`. Single estimates may be negative.
     """
-    numbers = {name: steps[name].to_numpy(dtype=float, na_value=np.nan) for name in SAMPLED}
+    numbers = {name: steps[name].to_numpy(dtype=float, na_value=np.nan) for name in NOISE_COLUMNS}
     big, small = numbers["global_batch_size"], numbers["small_batch_size"]
     small_square = numbers["small_gradient_square"]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -75,7 +75,7 @@ def estimate(steps: pd.DataFrame) -> float | None:
     Parameters
     ----------
     steps : DataFrame
-        Rows of one run, with the columns in `SAMPLED`.
+        Rows of one run, with the columns in `NOISE_COLUMNS`.
 
     Returns
     -------

@@ -38,7 +38,7 @@ UNREADABLE = "unreadable"
 """Shown in place of a status that is damaged, of another format version, or cannot be read."""
 _MOST_LISTED = 20
 """Runs that are listed in each section; `--json` has all."""
-_STOPPED: dict[str | None, str] = {
+_STOP_TEXTS: dict[str | None, str] = {
     StopReason.TARGET: ", target reached",
     StopReason.TIMED: ", timed alone",
 }
@@ -225,15 +225,15 @@ def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | 
 
 STATES = {
     "running": "a launcher is at work",
-    "interrupted": "no launcher is at work, and the same command would do what is left",
-    "finished": "no run is left that the same command would do; some may have failed",
+    "interrupted": "no launcher is at work, and the same command would go on",
+    "finished": "the same command would do nothing more; some runs may have failed",
 }
 """States of a sweep, and what they mean."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """A sweep, at a glance."""
+    """How a sweep stands."""
 
     sweep_dir: Path
     state: str
@@ -312,24 +312,30 @@ def overview(sweep: SweepFolder) -> Overview:
     )
 
 
-def overview_text(sweep: Overview) -> RenderableType:
+def overview_text(sweep_overview: Overview) -> RenderableType:
     """Return the overview of a sweep for people, the most urgent part first."""
-    by = f" (launchers: {', '.join(sweep.launchers)})" if sweep.launchers else ""
-    headline = Text(f"{sweep.sweep_dir}: {sweep.state}{by}", style="bold")
-    counts = dict(sweep.counts)
+    launchers_text = (
+        f" (launchers: {', '.join(sweep_overview.launchers)})" if sweep_overview.launchers else ""
+    )
+    headline = Text(
+        f"{sweep_overview.sweep_dir}: {sweep_overview.state}{launchers_text}", style="bold"
+    )
+    counts = dict(sweep_overview.counts)
     rejected = counts.pop(str(Status.REJECTED), 0)
     listing = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
     text = f"{count_text(sum(counts.values()), 'run')}: {listing}"
     text = f"{text}; {count_text(rejected, 'run')} rejected" if rejected else text
     parts: list[RenderableType] = [headline, Text(text)]
-    if sweep.trials is not None:
-        parts += map(Text, _trial_lines(sweep.trials))
-    if untimed := Counter(run.untimed for run in sweep.runs if run.untimed is not None):
-        completed = len(sweep.with_status(Status.COMPLETED))
-        parts.append(Text(untimed_text(untimed, completed)))
-    if running := sweep.with_status(Status.RUNNING):
+    if sweep_overview.trials is not None:
+        parts += map(Text, _trial_lines(sweep_overview.trials))
+    if reason_counts := Counter(
+        run.untimed for run in sweep_overview.runs if run.untimed is not None
+    ):
+        completed = len(sweep_overview.with_status(Status.COMPLETED))
+        parts.append(Text(untimed_text(reason_counts, completed)))
+    if running := sweep_overview.with_status(Status.RUNNING):
         parts += [_title("Running now"), _running_table(running)]
-    for title, lines, advice in _sections(sweep):
+    for title, lines, advice in _sections(sweep_overview):
         if not lines:
             continue
         parts.append(_title(title))
@@ -339,33 +345,35 @@ def overview_text(sweep: Overview) -> RenderableType:
             parts.append(_line(f"and {unlisted} more; --json lists all"))
         if advice:
             parts.append(_line(f"What to do: {advice}"))
-    return Group(*parts, Text(""), Text(_next_text(sweep)))
+    return Group(*parts, Text(""), Text(_next_text(sweep_overview)))
 
 
-def _sections(sweep: Overview) -> Iterator[tuple[str, list[str], str]]:
+def _sections(sweep_overview: Overview) -> Iterator[tuple[str, list[str], str]]:
     """Yield title, lines and advice of each section, the most urgent first; some have no lines."""
 
     def kind(run: RunProgress) -> tuple[str, str, str]:
         return run.status, run.cause or "", run.advice
 
-    faults = sorted(sweep.with_status(*FAULTS), key=kind)
+    faults = sorted(sweep_overview.with_status(*FAULTS), key=kind)
     for (status, cause, advice), group in groupby(faults, kind):
         lines = list(map(_fault_text, group))
         words = str(cause or status).replace("_", " ")
         is_failed = cause and status == Status.FAILED
         title = f"Failed: {words}" if is_failed else words.capitalize()
         yield f"{title} ({len(lines)})", lines, advice
-    unread = [f"{run.run_id}: {run.reason}" for run in sweep.with_status(UNREADABLE)]
-    yield "Cannot be read", unread, UNREADABLE_ADVICE
-    stopped = sweep.with_status(Status.INTERRUPTED)
-    yield "Interrupted", list(map(_interrupted_text, stopped)), ""
-    over = sweep.with_status(Status.DIVERGED, Status.PRUNED)
-    lines = [f"{run.run_id} {run.status}: {run.reason}" for run in over]
+    unreadable_lines = [
+        f"{run.run_id}: {run.reason}" for run in sweep_overview.with_status(UNREADABLE)
+    ]
+    yield "Cannot be read", unreadable_lines, UNREADABLE_ADVICE
+    interrupted_runs = sweep_overview.with_status(Status.INTERRUPTED)
+    yield "Interrupted", list(map(_interrupted_text, interrupted_runs)), ""
+    ended_runs = sweep_overview.with_status(Status.DIVERGED, Status.PRUNED)
+    lines = [f"{run.run_id} {run.status}: {run.reason}" for run in ended_runs]
     yield "Over, without having reached their budget", lines, ""
-    reasons = Counter(run.reason for run in sweep.with_status(Status.REJECTED))
+    reasons = Counter(run.reason for run in sweep_overview.with_status(Status.REJECTED))
     lines = [f"{n}: {reason or 'for an unknown reason'}" for reason, n in reasons.most_common()]
     yield "Rejected runs", lines, ""
-    yield "Completed", list(map(_completed_text, sweep.with_status(Status.COMPLETED))), ""
+    yield "Completed", list(map(_completed_text, sweep_overview.with_status(Status.COMPLETED))), ""
 
 
 def _trial_lines(trials: TrialCounts) -> Iterator[str]:
@@ -416,7 +424,7 @@ def _fault_text(run: RunProgress) -> str:
 
 def _completed_text(run: RunProgress) -> str:
     loss = "" if run.loss is None else f", loss {run.loss:.4f}"
-    why = _STOPPED.get(run.stop_reason, "")
+    why = _STOP_TEXTS.get(run.stop_reason, "")
     return f"{run.run_id}  step {_step_text(run)}{loss}{why}"
 
 
@@ -430,7 +438,7 @@ def _interrupted_text(run: RunProgress) -> str:
     return f"{run.run_id}  step {_step_text(run)}, {how}{why}"
 
 
-def _next_text(sweep: Overview) -> str:
+def _next_text(sweep_overview: Overview) -> str:
     """Say what the same command would do."""
     texts = {
         "seal": "seals {} that only lacks its seal",
@@ -440,9 +448,9 @@ def _next_text(sweep: Overview) -> str:
         "leave": "leaves {} alone",
         "skip": "skips {} done",
     }
-    steps = sweep.next_steps
+    steps = sweep_overview.next_steps
     parts = [text.format(steps[step]) for step, text in texts.items() if step in steps]
-    trials = sweep.trials
+    trials = sweep_overview.trials
     is_searching = trials is not None and trials.is_unfinished
     text = f"The same command now {', '.join(parts)}." if parts else ""
     if not parts and not is_searching:
@@ -453,7 +461,7 @@ def _next_text(sweep: Overview) -> str:
         tasks += ["the grid around the best is to be measured"] if trials.grid_is_left else []
         goes_on = "It goes on" if parts else "The same command goes on"
         text = f"{text} {goes_on} with the search: {', and '.join(tasks)}.".lstrip()
-    faults = {run.status for run in sweep.with_status(*FAULTS) if run.next is Next.LEAVE}
+    faults = {run.status for run in sweep_overview.with_status(*FAULTS) if run.next is Next.LEAVE}
     if faults:
         text += f" To repeat those that failed, add --retry {','.join(sorted(faults))}."
     return text

@@ -57,10 +57,10 @@ CUT_PLACEHOLDERS = frozenset(
 )
 """Placeholders that depend on the cut of the global batch; all cuts share the others."""
 
-OF_THE_START = ("run_dir", "run_id", "python", "port")
+START_PLACEHOLDERS = ("run_dir", "run_id", "python", "port")
 """Placeholders that only the start of a run can fill in."""
 
-_BY_NAME = {
+_PLACEHOLDERS_OF_SETTING = {
     "seed": ("seed", "init_seed", "data_seed"),
     "init_seed": ("init_seed", "seed"),
     "data_seed": ("data_seed", "seed"),
@@ -144,10 +144,10 @@ def placeholder_values(config: RunConfig, stages: Sequence[Stage]) -> dict[str, 
         ("evaluation_every_optimizer_steps", "evaluation.every_samples"),
     ):
         values[name] = _in_steps(name, key, values[key], batch) if name in names else None
-    _check_names(names, (*values, *OF_THE_START))
+    _check_names(names, (*values, *START_PLACEHOLDERS))
     for name in names:
         if name in values and values[name] is None:
-            key = next((key for key, by in _BY_NAME.items() if name in by), name)
+            key = next((key for key, by in _PLACEHOLDERS_OF_SETTING.items() if name in by), name)
             msg = f"engine.argv names {{{name}}}, but {key} is null; give it a value"
             raise ConfigError(msg)
     return values
@@ -165,14 +165,19 @@ def is_passed(key: str, names: Iterable[str]) -> bool:
     """
     names = set(names)
     if key in OUR_GROUPS:
-        by_name = {by for setting, many in _BY_NAME.items() for by in many if _in(setting, key)}
-        return bool(by_name & names) or any(_in(name, key) for name in names)
-    if is_of_our_loop(key) or key in _BY_NAME:
-        return key in names or not names.isdisjoint(_BY_NAME.get(key, ()))
+        placeholders_of_group = {
+            by
+            for setting, many in _PLACEHOLDERS_OF_SETTING.items()
+            for by in many
+            if _is_in_group(setting, key)
+        }
+        return bool(placeholders_of_group & names) or any(_is_in_group(name, key) for name in names)
+    if is_of_our_loop(key) or key in _PLACEHOLDERS_OF_SETTING:
+        return key in names or not names.isdisjoint(_PLACEHOLDERS_OF_SETTING.get(key, ()))
     return True
 
 
-def not_passed(config: RunConfig) -> list[str]:
+def unpassed_settings(config: RunConfig) -> list[str]:
     """Return the settings of our own loop that do not reach the program, by their dotted keys."""
     names = used_placeholders(_command(config))
     keys = [
@@ -208,7 +213,7 @@ def _check_names(names: Iterable[str], valid: Sequence[str]) -> None:
             raise ConfigError(msg)
 
 
-def _in(key: str, group: str) -> bool:
+def _is_in_group(key: str, group: str) -> bool:
     return key.partition(".")[0] == group
 
 

@@ -93,18 +93,18 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     }
     resolved = dict(config["resolved"] or {})
     stages = resolved.pop("stages", [])
-    not_passed = resolved.pop("not_passed", [])
+    unpassed_settings = resolved.pop("not_passed", [])
     batches = [str(stage["geometry"]["global_batch_size"]) for stage in stages]
     row["ramp"] = "\u2192".join(batches) if len(batches) > 1 else None
     # Ramps with the same batches may climb after different numbers of samples.
     climbs = [str(stage["samples"]) for stage in stages[:-1]]
     row["ramp_samples"] = ", ".join(climbs) if climbs else None
     begins = accumulate((stage["samples"] for stage in stages[:-1]), initial=0)
-    # Over that of the last stage, so that ramps which differ in it alone are pooled over rates.
+    # Each rate over the last stage's: ramps that differ only in that one are pooled over rates.
     rates = [stage["optimizer"]["learning_rate"] for stage in stages]
     factors = [f"{rate / rates[-1]:.6g}" for rate in rates]
     row["ramp_learning_rate_factors"] = "\u2192".join(factors) if len(set(factors)) > 1 else None
-    # Samples before each stage, its global batch and its rate.
+    # Of each stage: the samples before it, its global batch and its rate.
     row["stages"] = tuple(zip(begins, map(int, batches), rates, strict=False))
     # Peak of the schedule, scaling rules applied.
     row["learning_rate"] = stages[-1]["optimizer"]["learning_rate"] if stages else None
@@ -128,8 +128,8 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         row["train_samples"] = config["data"].get("train_samples")
     row |= {name: status.summary.get(name) for name in FIGURES}
     # A setting that the program did not get must not look as if it had applied.
-    settings |= dict.fromkeys(key for key in not_passed if "." in key)
-    if "optimizer.learning_rate" in not_passed:
+    settings |= dict.fromkeys(key for key in unpassed_settings if "." in key)
+    if "optimizer.learning_rate" in unpassed_settings:
         row["learning_rate"] = None
     if folder.command.exists():
         observed = read_json(folder.command).get("observed", {})
@@ -168,7 +168,7 @@ class RunRead:
     """As `run_row` returns it; empty for a damaged folder."""
     attempts: list[dict[str, Any]] = field(default_factory=list)
     """Its starts, one after the other."""
-    content: tuple[str, ...] | None = None
+    identity: tuple[str, ...] | None = None
     """Its name and the hashes of its tables, or its path while it is open: equal only for copies
     and links."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -180,13 +180,15 @@ class RunRead:
     rows of the lines."""
 
 
-def read_folders(folders: Sequence[RunFolder], names: ColumnNames) -> tuple[list[RunRead], Columns]:
+def read_folders(
+    folders: Sequence[RunFolder], columns_by_table: ColumnNames
+) -> tuple[list[RunRead], Columns]:
     """Read run folders; a damaged one is named, and adds no rows.
 
     Parameters
     ----------
     folders : sequence of RunFolder
-    names : mapping of str to sequence of str
+    columns_by_table : mapping of str to sequence of str
         Names of the columns to read, for every table.
 
     Returns
@@ -200,19 +202,23 @@ def read_folders(folders: Sequence[RunFolder], names: ColumnNames) -> tuple[list
 
     types = {"Int64": pl.Int64, "Float64": pl.Float64, "boolean": pl.Boolean, "string": pl.String}
     schemas = {
-        table: pl.Schema({name: types[COLUMNS[table][name].dtype] for name in of_table})
-        for table, of_table in names.items()
+        table: pl.Schema({name: types[COLUMNS[table][name].dtype] for name in column_names})
+        for table, column_names in columns_by_table.items()
     }
     runs: list[RunRead] = []
     scans: list[Future[dict[str, pl.DataFrame]]] = []
     with ThreadPoolExecutor(1) as executor:
         for start in range(0, len(folders), _RUNS_A_SCAN):
-            some = folders[start : start + _RUNS_A_SCAN]
-            opened = read_each(partial(_read_with_retry, names=names), some, some[0].path)
-            runs += opened
+            scan_folders = folders[start : start + _RUNS_A_SCAN]
+            scan_runs = read_each(
+                partial(_read_with_retry, columns_by_table=columns_by_table),
+                scan_folders,
+                scan_folders[0].path,
+            )
+            runs += scan_runs
             if scans:
                 scans[-1].result()  # at most the files of two scans are in memory
-            scans.append(executor.submit(_scan, opened, schemas))
+            scans.append(executor.submit(_scan, scan_runs, schemas))
     columns: Columns = {}
     for table, schema in schemas.items():
         # Nothing else may refer to the rows: each column is freed once it is copied.
@@ -245,15 +251,15 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
         raise DamageError(msg) from None
 
 
-def _scan(opened: Sequence[RunRead], schemas: Mapping[str, pl.Schema]) -> dict[str, pl.DataFrame]:
+def _scan(runs: Sequence[RunRead], schemas: Mapping[str, pl.Schema]) -> dict[str, pl.DataFrame]:
     """Scan each table once for all runs."""
-    rows = {table: _rows(table, opened, schema) for table, schema in schemas.items()}
-    for run in opened:
+    rows = {table: _rows(table, runs, schema) for table, schema in schemas.items()}
+    for run in runs:
         run.sources.clear()
     return rows
 
 
-def _rows(table: str, opened: Sequence[RunRead], schema: pl.Schema) -> pl.DataFrame:
+def _rows(table: str, runs: Sequence[RunRead], schema: pl.Schema) -> pl.DataFrame:
     """Join the rows of runs, in their order.
 
     Raises
@@ -263,28 +269,28 @@ def _rows(table: str, opened: Sequence[RunRead], schema: pl.Schema) -> pl.DataFr
     """
     import polars as pl
 
-    sources = [run.sources[table] for run in opened if table in run.sources]
+    sources = [run.sources[table] for run in runs if table in run.sources]
     parts = [schema.to_frame()]
     try:
-        for is_sealed, some in groupby(sources, key=lambda source: isinstance(source, bytes)):
+        for is_sealed, group in groupby(sources, key=lambda source: isinstance(source, bytes)):
             if is_sealed:
-                files = cast("list[bytes]", list(some))
+                files = cast("list[bytes]", list(group))
                 scan = pl.scan_parquet(
                     files, schema=schema, missing_columns="insert", extra_columns="ignore"
                 )
                 parts.append(scan.collect())
             else:
-                lines = cast("list[pd.DataFrame]", list(some))
+                lines = cast("list[pd.DataFrame]", list(group))
                 parts += [pl.from_pandas(rows[list(schema)]).cast(schema) for rows in lines]
-        rows, counted = pl.concat(parts), sum(run.counts.get(table, 0) for run in opened)
-        if len(rows) != counted:
-            msg = f"it holds {len(rows)} rows, and {counted} were sealed"
+        rows, n_sealed = pl.concat(parts), sum(run.counts.get(table, 0) for run in runs)
+        if len(rows) != n_sealed:
+            msg = f"it holds {len(rows)} rows, and {n_sealed} were sealed"
             raise pl.exceptions.ShapeError(msg)
     except pl.exceptions.PolarsError as error:
-        if len(opened) > 1:
-            for run in opened:
+        if len(runs) > 1:
+            for run in runs:
                 _rows(table, [run], schema)  # the error names the run that does not fit
-        msg = f"{opened[0].folder}: {table}.parquet does not fit: {error}"
+        msg = f"{runs[0].folder}: {table}.parquet does not fit: {error}"
         raise DamageError(msg) from None
     return rows
 
@@ -298,26 +304,28 @@ def _to_pandas(table: str, rows: pl.DataFrame) -> dict[str, ExtensionArray]:
     return columns
 
 
-def _read_with_retry(folder: RunFolder, names: ColumnNames) -> RunRead:
+def _read_with_retry(folder: RunFolder, columns_by_table: ColumnNames) -> RunRead:
     """Read a folder; read again where its launcher may have written meanwhile."""
     try:
         with contextlib.suppress(DamageError):
-            return _read(folder, names)
-        return _read(folder, names)
+            return _read(folder, columns_by_table)
+        return _read(folder, columns_by_table)
     except RecordError as error:
         return RunRead(str(folder.path), damage=str(error))
 
 
-def _read(folder: RunFolder, names: ColumnNames) -> RunRead:
+def _read(folder: RunFolder, columns_by_table: ColumnNames) -> RunRead:
     status = RunStatus.read(folder.status)
     row = run_row(folder, status)
-    hashes = [of_file["sha256"] for _, of_file in sorted(status.seal.items())]
+    hashes = [entry["sha256"] for _, entry in sorted(status.seal.items())]
     # A link to an open run is recognised, a copy of one is not.
-    content = (row["run_id"], *hashes) if hashes else (os.path.realpath(folder.path),)
-    run = RunRead(str(folder.path), row, list(map(vars, status.attempts)), content)
-    sealed = {name: read_sealed(folder.path / name, seal) for name, seal in status.seal.items()}
-    for table in (table for table, of_table in names.items() if of_table):
-        file = sealed.get(folder.parquet(table).name)
+    identity = (row["run_id"], *hashes) if hashes else (os.path.realpath(folder.path),)
+    run = RunRead(str(folder.path), row, list(map(vars, status.attempts)), identity)
+    content_of_file = {
+        name: read_sealed(folder.path / name, seal) for name, seal in status.seal.items()
+    }
+    for table in (table for table, column_names in columns_by_table.items() if column_names):
+        file = content_of_file.get(folder.parquet(table).name)
         if file is not None:
             if table not in status.rows:
                 msg = f"{folder.status} is damaged: it counts no rows of {table}"

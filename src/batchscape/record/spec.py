@@ -15,7 +15,7 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.record.files import read_json, read_record, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
-from batchscape.record.placeholders import not_passed
+from batchscape.record.placeholders import unpassed_settings
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class RunSpec:
         steps = 0
         for stage in self.stages:
             if samples <= stage.samples:
-                more, rest = divmod(samples, stage.geometry.global_batch_size)
-                return None if rest else steps + more
+                more_steps, rest = divmod(samples, stage.geometry.global_batch_size)
+                return None if rest else steps + more_steps
             steps, samples = steps + stage.optimizer_steps, samples - stage.samples
         return None
 
@@ -158,7 +158,7 @@ class RunSpec:
                     "init_seed": self.config.resolved_init_seed,
                     "data_seed": self.config.resolved_data_seed,
                     "source_hash": self.source_hash,
-                    **({"not_passed": not_passed(self.config)} if self.is_program else {}),
+                    **({"not_passed": unpassed_settings(self.config)} if self.is_program else {}),
                     **({} if self.timed_steps is None else {"timed_steps": self.timed_steps}),
                     "stages": [
                         {

@@ -35,7 +35,7 @@ SIGNAL_LAG_S = 0.5
 """A process that dies by a signal closes its connections before the system reports its death, so
 that its peers may complain first. The death counts as this much earlier than it was noticed."""
 
-_CAUSES = {
+_CAUSE_OF_STATUS = {
     Status.OOM: Cause.OUT_OF_MEMORY,
     Status.DIVERGED: Cause.DIVERGENCE,
     Status.TIMEOUT: Cause.TIME_LIMIT,
@@ -84,23 +84,27 @@ def decide(
         that is not `completed`, a rank without an outcome, or the stop. A lost connection decides
         only where there is no other cause.
     """
-    unfinished = {r: o for r, o in outcomes.items() if o.status is not Status.COMPLETED}
-    if len(outcomes) == ranks and not unfinished:
+    unfinished_outcomes = {r: o for r, o in outcomes.items() if o.status is not Status.COMPLETED}
+    if len(outcomes) == ranks and not unfinished_outcomes:
         return _end_completed(outcomes)
-    causes = [(end.at, end.at, _end_by_outcome(end, rank)) for rank, end in unfinished.items()]
-    deaths = [ended for rank, ended in exits.items() if rank not in outcomes]
-    unkilled = [
-        ended
-        for ended in deaths
-        if killed_at is None or ended.code != -signal.SIGKILL or ended.at < killed_at
+    causes = [
+        (end.at, end.at, _end_by_outcome(end, rank)) for rank, end in unfinished_outcomes.items()
+    ]
+    exits_without_outcome = [rank_exit for rank, rank_exit in exits.items() if rank not in outcomes]
+    unkilled_exits = [
+        rank_exit
+        for rank_exit in exits_without_outcome
+        if killed_at is None or rank_exit.code != -signal.SIGKILL or rank_exit.at < killed_at
     ]
     causes += [
         (
-            ended.at,
-            ended.at - (SIGNAL_LAG_S if ended.code < 0 else 0),
-            _end_by_death(ended, last_words),
+            rank_exit.at,
+            rank_exit.at - (SIGNAL_LAG_S if rank_exit.code < 0 else 0),
+            _end_by_death(rank_exit, last_words),
         )
-        for ended in (unkilled if unkilled or unfinished else deaths)
+        for rank_exit in (
+            unkilled_exits if unkilled_exits or unfinished_outcomes else exits_without_outcome
+        )
     ]
     if stop is not None:
         # Causes after the stop are its effects, mostly deaths by the launcher's signals.
@@ -122,26 +126,26 @@ def _end_completed(outcomes: Mapping[int, Outcome]) -> RunEnd:
 
 def _end_by_outcome(outcome: Outcome, rank: int) -> RunEnd:
     """Return the end that the outcome of a rank reports."""
-    cause = outcome.cause or _CAUSES.get(outcome.status)
+    cause = outcome.cause or _CAUSE_OF_STATUS.get(outcome.status)
     return RunEnd(**{**outcome.end(), "cause": cause, "rank": rank})
 
 
-def _end_by_death(ended: RankExit, last_words: str | None) -> RunEnd:
+def _end_by_death(rank_exit: RankExit, last_words: str | None) -> RunEnd:
     """Return the end of a rank that left no outcome."""
-    who = f"rank {ended.rank}"
-    if ended.lost is not None:
-        return RunEnd(Status.FAILED, reason=ended.lost, cause=Cause.INFRASTRUCTURE)
-    if ended.code == -signal.SIGKILL:
-        reason = killed_by(who, signal.SIGKILL)
-        return RunEnd(Status.FAILED, reason=reason, rank=ended.rank, cause=Cause.KILLED)
-    if ended.code < 0:
-        reason, cause = killed_by(who, -ended.code), Cause.SIGNAL
+    rank_text = f"rank {rank_exit.rank}"
+    if rank_exit.outside_cause is not None:
+        return RunEnd(Status.FAILED, reason=rank_exit.outside_cause, cause=Cause.INFRASTRUCTURE)
+    if rank_exit.code == -signal.SIGKILL:
+        reason = killed_by(rank_text, signal.SIGKILL)
+        return RunEnd(Status.FAILED, reason=reason, rank=rank_exit.rank, cause=Cause.KILLED)
+    if rank_exit.code < 0:
+        reason, cause = killed_by(rank_text, -rank_exit.code), Cause.SIGNAL
     else:
-        reason = f"{who} left no outcome and exited with code {ended.code}"
+        reason = f"{rank_text} left no outcome and exited with code {rank_exit.code}"
         cause = Cause.EXCEPTION
     if last_words is not None:
         reason = f"{reason}; its log ends: {last_words}"
-    return RunEnd(Status.FAILED, reason=reason, rank=ended.rank, cause=cause)
+    return RunEnd(Status.FAILED, reason=reason, rank=rank_exit.rank, cause=cause)
 
 
 def _add_oom_kills(run_end: RunEnd, oom_kills: int, device_type: str) -> RunEnd:
@@ -154,7 +158,7 @@ def _add_oom_kills(run_end: RunEnd, oom_kills: int, device_type: str) -> RunEnd:
     kills = count_text(oom_kills, "kill")
     reason = f"{run_end.reason}; its cgroup counted {kills} by the out-of-memory killer meanwhile"
     if device_type != "cpu":
-        reason = f"{reason}; it is the memory of the host, which says nothing of the device's"
+        reason = f"{reason}; that is the memory of the host, not of the device"
         return replace(run_end, cause=Cause.OTHER_MEMORY, reason=reason)
     return replace(run_end, status=Status.OOM, cause=Cause.OUT_OF_MEMORY, reason=reason)
 

@@ -200,14 +200,14 @@ class Outcome(RunEnd):
 class RankExit:
     """One rank's process has ended."""
 
-    run: str
+    run_id: str
     rank: int
     code: int
     """Exit code; negative: the signal that killed it."""
     at: float
     """When it was noticed, in seconds since the epoch."""
-    lost: str | None = None
-    """Why it ended, where it is not the cause: its server died, or it could not be forked."""
+    outside_cause: str | None = None
+    """What ended it from outside: a dead fork server or node, or a failed fork."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.record import noise_scale
-from batchscape.record.figures import COLUMNS, FIGURES, How
+from batchscape.record.figures import COLUMNS, FIGURES, Reduction
 
 FINAL_FRACTION = 0.1
 """Share of the samples, at the end of a run, that `final_loss` averages over."""
@@ -60,13 +60,13 @@ def summarise(
     if len(ranks):
         latest = ranks[ranks["attempt"] == ranks["attempt"].max()]
         figures |= _reduce_columns("ranks", latest)
-        if noise_scale.has_no_noise_scale(figures["not_invariant"]):
+        if noise_scale.objective_depends_on_batch(figures["not_invariant"]):
             figures["gradient_noise_scale"] = None
         figures |= _hardware_use(steps, latest, figures["samples_per_s"], figures["peak_tflops"])
     return figures
 
 
-_REDUCTIONS: dict[How, Callable[[Any], Any]] = {
+_REDUCTIONS: dict[Reduction, Callable[[Any], Any]] = {
     "last": lambda values: values.iloc[-1],
     "sum": lambda values: values.sum(min_count=1),
     "median": lambda values: values.median(),
@@ -82,17 +82,17 @@ _OVER_ALL_STEPS = _REDUCTIONS.keys() - {"median"}
 
 
 def _reduce_columns(
-    table: str, rows: pd.DataFrame, hows: Collection[How] = _REDUCTIONS.keys()
+    table: str, rows: pd.DataFrame, reductions: Collection[Reduction] = _REDUCTIONS.keys()
 ) -> dict[str, Any]:
     """Compute the figures of single columns that are declared with one of these reductions."""
     figures = {}
     for name, column in COLUMNS[table].items():
         figure = column.figure
-        if figure is not None and figure.how in hows:
-            value = _REDUCTIONS[figure.how](rows[name])
-            if column.dtype != "string" and figure.how != "any":
+        if figure is not None and figure.reduction in reductions:
+            value = _REDUCTIONS[figure.reduction](rows[name])
+            if column.dtype != "string" and figure.reduction != "any":
                 # A median of counts need not be a whole number.
-                is_count = column.dtype != "Float64" and figure.how != "median"
+                is_count = column.dtype != "Float64" and figure.reduction != "median"
                 value = _to_int(value) if is_count else _to_float(value)
             figures[figure.name or name] = value
     return figures

@@ -118,8 +118,8 @@ def clear_away(folder: RunFolder) -> None:
 def remove_dead_writes(run: RunFolder) -> None:
     """Remove the unfinished files of a run that is claimed and has no process.
 
-    Those of a mirror stay, which notes what it has sent. Where several machines may share the file
-    system, which may have no locks, files younger than a day stay, too.
+    Files of a mirror stay: they note what was sent. On a file system that several machines may
+    share, files younger than a day stay too, as it may have no locks.
     """
     is_local = is_of_this_machine(run.path)
     with suppress(OSError):
@@ -133,7 +133,7 @@ def remove_dead_writes(run: RunFolder) -> None:
 def note_rows(
     folder: RunFolder, status: RunStatus, data_parallel_size: int
 ) -> dict[str, pd.DataFrame]:
-    """Note in a status what the rows of its ended attempt tell: the summary, and where it began.
+    """Note in a status what the rows of its last attempt tell: the summary, and where it began.
 
     Parameters
     ----------
@@ -159,10 +159,10 @@ def note_rows(
         if not counts_tokens(read_json(folder.config)):
             status.summary |= dict.fromkeys(OF_TOKENS)
         if status.stop_reason is StopReason.TIMED:
-            status.summary["final_loss"] = None  # of its last steps, which are not the end
+            status.summary["final_loss"] = None  # its last steps are not the end of the budget
         if status.attempts:
-            before = _steps_before(tables["steps"], len(status.attempts) - 1)
-            status.attempts[-1].from_optimizer_step = before
+            earlier_steps = _steps_before(tables["steps"], len(status.attempts) - 1)
+            status.attempts[-1].from_optimizer_step = earlier_steps
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
         raise DamageError(msg) from error
@@ -174,9 +174,9 @@ def _steps_before(steps: pd.DataFrame, attempt: int) -> int:
     if steps[["attempt", "optimizer_step"]].isna().any(axis=None):
         msg = "a row lacks its attempt or optimizer step"
         raise ValueError(msg)
-    of_attempt = steps.loc[steps["attempt"] == attempt, "optimizer_step"]
-    if len(of_attempt):
-        return int(of_attempt.iloc[0]) - 1
+    attempt_steps = steps.loc[steps["attempt"] == attempt, "optimizer_step"]
+    if len(attempt_steps):
+        return int(attempt_steps.iloc[0]) - 1
     return int(steps["optimizer_step"].iloc[-1]) if len(steps) else 0
 
 
@@ -248,20 +248,20 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
     RecordError
         If a folder holds no runs, a table has no such column, or a run folder is a copy of another.
     """
-    names = _column_names(columns or {})
+    columns_by_table = _column_names(columns or {})
     distinct: dict[Path, Path] = {}
     for sweep_dir in map(Path, sweep_dirs):
         distinct.setdefault(sweep_dir.resolve(), sweep_dir)
     folders: list[RunFolder] = []
     sweeps: list[str] = []
     for sweep_dir in distinct.values():
-        of_sweep = SweepFolder(sweep_dir).run_folders()
-        if not of_sweep:
+        run_folders = SweepFolder(sweep_dir).run_folders()
+        if not run_folders:
             msg = no_runs(sweep_dir)
             raise RecordError(msg)
-        folders += of_sweep
-        sweeps += [str(sweep_dir)] * len(of_sweep)
-    runs, columns_read = read_folders(folders, names)
+        folders += run_folders
+        sweeps += [str(sweep_dir)] * len(run_folders)
+    runs, columns_read = read_folders(folders, columns_by_table)
     _refuse_copies(runs)
     kept = [run.damage is None for run in runs]
     rows = [
@@ -293,14 +293,14 @@ def _refuse_copies(runs: Sequence[RunRead]) -> None:
     """Refuse two run folders of one run, which would count twice."""
     originals: dict[tuple[str, ...], str] = {}
     for run in runs:
-        if run.content is not None and run.content in originals:
+        if run.identity is not None and run.identity in originals:
             msg = (
-                f"{run.folder} is a copy of {originals[run.content]}, and would count twice: "
+                f"{run.folder} is a copy of {originals[run.identity]}, and would count twice: "
                 "remove one of them, or leave its sweep folder out"
             )
             raise RecordError(msg)
-        if run.content is not None:
-            originals[run.content] = run.folder
+        if run.identity is not None:
+            originals[run.identity] = run.folder
 
 
 def _column_names(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -128,13 +128,13 @@ def untimed_text(reasons: Counter[str], completed: int) -> str:
     return f"{reasons.total()} of {have} no times that count: {listed}"
 
 
-def timed_figures(summary: Mapping[str, Any], untimed: str | None) -> dict[str, Any]:
+def timed_figures(summary: Mapping[str, Any], untimed_reason: str | None) -> dict[str, Any]:
     """Return the figures of a summary that count.
 
     Parameters
     ----------
     summary : mapping
-    untimed : str or None
+    untimed_reason : str or None
         As `why_untimed` returns it.
     """
-    return {name: v for name, v in summary.items() if untimed is None or name not in TIMES}
+    return {name: v for name, v in summary.items() if untimed_reason is None or name not in TIMES}

@@ -53,16 +53,18 @@ def count_trials(sweep: SweepFolder) -> TrialCounts | None:
         done = Counter({row["study"]: 0 for row in rows})
         done.update(row["study"] for row in rows if row["outcome"])
         # A grid belongs to a number of trials: where there are more, another grid follows.
-        grids = read_json(search.measured)["studies"] if search.measured.exists() else []
-        measured = {study["study"]: study["trials"] for study in grids}
-        with_best = {row["study"] for row in rows if row["is_best"] == "True"}
+        grids = read_json(search.grid_results)["studies"] if search.grid_results.exists() else []
+        trials_by_study = {study["study"]: study["trials"] for study in grids}
+        studies_with_best = {row["study"] for row in rows if row["is_best"] == "True"}
         outcomes = [(row["study"], row["outcome"]) for row in rows if row["outcome"]]
-        valid = Counter(study for study, outcome in outcomes if outcome not in FAILED_TRIALS)
+        valid_trials = Counter(study for study, outcome in outcomes if outcome not in FAILED_TRIALS)
         return TrialCounts(
             asked=int(space["trials"]),
             done=dict(done),
             grid_is_left=int(space["grid_points"]) > 0
-            and any(measured.get(study) != valid[study] for study in with_best),
+            and any(
+                trials_by_study.get(study) != valid_trials[study] for study in studies_with_best
+            ),
         )
     except (OSError, ValueError, TypeError, KeyError, csv.Error, RecordError):
         return None

@@ -18,7 +18,7 @@ TRIALS = {
     "trial": "number of the trial in its study, from 0",
     "outcome": "completed, or the status of the run that did not; empty: it is not over",
     "is_best": "whether it is the best of its study",
-    "runs": "names of its runs in `runs/`, apart by blanks",
+    "runs": "names of its runs in `runs/`, separated by blanks",
     "reason": "why it has no value, or an infinite one; empty: it has",
 }
 """Columns of `trials.csv` and their meanings. The searched values by key, then the objective, are
@@ -36,7 +36,7 @@ def write_trials(sweep: SweepFolder, studies: Iterable[pd.DataFrame]) -> None:
     write_atomically(sweep.trials, "".join(texts).encode())
 
 
-def write_measured(
+def write_grid_results(
     sweep: SweepFolder, objective: str, studies: Sequence[Mapping[str, Any]]
 ) -> None:
     """Replace `measured.json` of a search.
@@ -54,7 +54,7 @@ def write_measured(
         centre, and its neighbours `low` and `high` (None: there is none).
     """
     content = {"objective": objective, "studies": list(studies)}
-    write_json(sweep.measured, {"format_version": FORMAT_VERSION, **content})
+    write_json(sweep.grid_results, {"format_version": FORMAT_VERSION, **content})
 
 
 def refuse_trials(sweep_dirs: Iterable[str | Path]) -> None:
@@ -68,9 +68,9 @@ def refuse_trials(sweep_dirs: Iterable[str | Path]) -> None:
     for folder in map(Path, sweep_dirs):
         if SweepFolder(folder).space.exists():
             msg = (
-                f"{folder} holds the trials of a search, which were chosen for doing well, so that "
-                f"nothing is estimated of them; {folder.resolve().parent} has the grid that was "
-                "measured around the best, and its report lists the trials"
+                f"{folder} holds the trials of a search. They were chosen for good results, so "
+                "estimates from them would be biased. Report "
+                f"{folder.resolve().parent} instead: it has the grid around the best trials"
             )
             raise RecordError(msg)
 
@@ -93,8 +93,8 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
         raise RecordError(msg) from None
 
 
-def read_measured(sweep: SweepFolder) -> list[dict[str, Any]]:
-    """Read the studies that `write_measured` wrote; none before the grid is over."""
-    path = sweep.search.measured
+def read_grid_results(sweep: SweepFolder) -> list[dict[str, Any]]:
+    """Read the studies that `write_grid_results` wrote; none before the grid is over."""
+    path = sweep.search.grid_results
     studies: list[dict[str, Any]] = read_json(path)["studies"] if path.is_file() else []
     return studies

@@ -10,7 +10,7 @@ from batchscape.launch.result import SweepResult
 from batchscape.plan.expand import Interval
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.trials import write_measured
+from batchscape.record.trials import write_grid_results
 from batchscape.search.launching import Launching
 from batchscape.search.objective import outcome_of
 from batchscape.search.space import Space, StudyCells
@@ -182,7 +182,7 @@ class _StudyGrid:
         return bool(further)
 
     def as_record(self) -> dict[str, Any]:
-        """Return what `write_measured` writes; without points while they have no values."""
+        """Return what `write_grid_results` writes; without points while they have no values."""
         points = (
             list(zip(self._points, self.runs, self._values, strict=True)) if self._values else []
         )
@@ -237,7 +237,7 @@ def measure_around(
             break
         specs = {run.run_id: run for run in runs if isinstance(run, RunSpec)}
         result = launching.launch(list(specs.values()))
-        if result.interrupted or result.stopped is not None:
+        if result.interrupted or result.why_stopped is not None:
             return result
         for grid in grids.values():
             grid.read(launching.sweep)
@@ -252,5 +252,5 @@ def measure_around(
     for line in problems:
         launching.console.print(line, soft_wrap=True)
     records = [grid.as_record() for grid in grids.values()]
-    write_measured(launching.sweep.search, space.sampler.objective, records)
+    write_grid_results(launching.sweep.search, space.sampler.objective, records)
     return result

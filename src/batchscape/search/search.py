@@ -87,7 +87,7 @@ def search(
         )
         result = run_trials(space, studies, trials)
         is_complete = all(study.trials and not study.running for study in studies.values())
-        if not result.interrupted and result.stopped is None:
+        if not result.interrupted and result.why_stopped is None:
             result = measure_around(space, studies, around_best) or result
         return SearchResult(sweep_dir, result, is_complete=is_complete)
 

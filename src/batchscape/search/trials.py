@@ -61,10 +61,10 @@ class _TrialSteering:
             sum(s.planned - s.finished for s in self._studies.values()) * self._space.sampler.seeds
         )
 
-    def more(self, over: Collection[str]) -> list[RunSpec]:
+    def next_runs(self, settled_run_ids: Collection[str]) -> list[RunSpec]:
         """Tell the trials that are over, and return the runs of the next ones."""
         while True:
-            self.tell(over)
+            self.tell(settled_run_ids)
             trials = list(self._ask())
             self.write()
             specs = {spec.run_id: spec for trial in trials for spec in trial.specs}
@@ -82,7 +82,7 @@ class _TrialSteering:
                 if not trial.has_fault:
                     del self._open[key]
 
-    def cut(self, spec: RunSpec) -> str | None:
+    def reason_to_cut(self, spec: RunSpec) -> str | None:
         """Return why a run is cut; None where it goes on."""
         if self._space.sampler.pruner == "none":
             return None
@@ -159,10 +159,10 @@ def run_trials(space: Space, studies: Mapping[str, Study], launching: Launching)
     if any(study.finished for study in studies.values()):
         launching.console.print(trials.progress)
     result = SweepResult((), interrupted=False)
-    specs = trials.more(frozenset())
+    specs = trials.next_runs(frozenset())
     while specs:
         result = launching.launch(specs, trials)
-        is_stopped = result.interrupted or result.stopped is not None
+        is_stopped = result.interrupted or result.why_stopped is not None
         if is_stopped:
             # Some runs may have ended meanwhile.
             trials.tell({run.run_id for run in result.runs if run.status.is_sealed})
@@ -170,5 +170,5 @@ def run_trials(space: Space, studies: Mapping[str, Study], launching: Launching)
         launching.console.print(trials.progress)
         if is_stopped:
             break
-        specs = trials.more({run.run_id for run in result.runs})
+        specs = trials.next_runs({run.run_id for run in result.runs})
     return result

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchscape.errors import BatchscapeError, DamagedCheckpointError
-from batchscape.record.disk import explained
+from batchscape.record.disk import as_disk_error
 from batchscape.record.files import json_lines, read_json_lines, write_atomically
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
@@ -36,7 +36,7 @@ def keep_branch_point(folder: RunFolder, optimizer_step: int, state: Mapping[str
                 write_atomically(unfinished / path.name, path.read_bytes())
         unfinished.rename(point)
     except OSError as error:
-        raise explained(error, folder.path) from error
+        raise as_disk_error(error, folder.path) from error
 
 
 @dataclass(frozen=True)

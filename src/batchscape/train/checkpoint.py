@@ -20,7 +20,7 @@ from torch import Tensor
 
 from batchscape.device import is_accelerator, module_of
 from batchscape.errors import CheckpointError, DamagedCheckpointError
-from batchscape.record.disk import explained
+from batchscape.record.disk import as_disk_error
 from batchscape.record.files import sha256_of
 from batchscape.record.folder import CHECKPOINT, CHECKPOINTS_KEPT
 
@@ -68,7 +68,7 @@ def save_checkpoint(folder: Path, optimizer_step: int, state: Mapping[str, Any])
         path = folder / f"step-{optimizer_step:09d}-{sha256_of(temporary)[:16]}.pt"
         temporary.replace(path)
     except (OSError, RuntimeError) as error:
-        raise explained(error, folder) from error
+        raise as_disk_error(error, folder) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -142,7 +142,7 @@ def _why_not_oom(
 ) -> str | None:
     """Return why an out-of-memory error does not count as `oom`; None where it does."""
     if is_host_memory:
-        return "; it is the memory of the host, which says nothing of the device's"
+        return "; that is the memory of the host, not of the device"
     if phase in {Phase.EVALUATION, Phase.CHECKPOINT}:
         return "; it was not in an optimizer step, so that it says nothing of what a training takes"
     if device is None or not is_accelerator(device) or spec is None:

@@ -23,7 +23,7 @@ from batchscape.device import device_of_rank, is_accelerator
 from batchscape.errors import BatchscapeError
 from batchscape.measure.memory_limit import memory_limit
 from batchscape.outgoing import redact
-from batchscape.record.disk import explained
+from batchscape.record.disk import as_disk_error
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.heartbeat import Phase, beat, last_beat
@@ -90,7 +90,7 @@ def main(run_dir: str, rank: int) -> int:
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
         explained_error = error
         if not isinstance(error, BatchscapeError):
-            explained_error = explained(error, folder.path)
+            explained_error = as_disk_error(error, folder.path)
             with suppress(OSError):  # the log may be on the same full disk
                 sys.stderr.write(redact(traceback.format_exc()))
         steps_done = 0 if state.training is None else state.training.steps_done

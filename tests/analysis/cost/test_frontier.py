@@ -22,7 +22,7 @@ from batchscape.analysis.cost.frontier import (
 )
 from batchscape.analysis.cost.frontier_topic import frontier_section
 from batchscape.analysis.decisions.candidates import failures_that_count
-from batchscape.analysis.decisions.evidence import evidence_of, more_than_tensors
+from batchscape.analysis.decisions.evidence import bases_of, more_than_tensors
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.record.status import Cause, RunStatus, Status
 from batchscape.record.tables import load
@@ -220,7 +220,7 @@ def test_a_sweep_that_looked_for_no_end_has_no_section(build):
 @pytest.mark.slow
 def test_recommendations_stay_within_the_frontier(limited):
     tables = load(limited.path)
-    evidence_by_label = {e.label: e for e in evidence_of(find_cells(tables.runs), tables)}
+    evidence_by_label = {e.label: e for e in bases_of(find_cells(tables.runs), tables)}
     small, large = (
         evidence_by_label["memory limit (GiB) 0.06"],
         evidence_by_label["memory limit (GiB) 0.5"],

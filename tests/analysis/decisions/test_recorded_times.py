@@ -8,7 +8,7 @@ import pytest
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.cost.table import cost_table
-from batchscape.analysis.decisions.evidence import evidence_of, gather
+from batchscape.analysis.decisions.evidence import bases_of, gather
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.analysis.targets.crossings import steps_to_target
@@ -126,12 +126,12 @@ def test_the_lowest_target_that_a_run_reached_is_chosen_for(build):
     curves = curves_of(cells, tables)
     low = float(curves["loss"].min())
     targets = [2 * low, 0.5 * low]
-    (basis,) = evidence_of(cells, tables, reaches=steps_to_target(curves, targets))
+    (basis,) = bases_of(cells, tables, reaches=steps_to_target(curves, targets))
     recommendation = recommend(basis, Needs())
     assert recommendation.target_loss == targets[0]
     assert recommendation.geometry is not None
     assert any(f"the choice is for {targets[0]:.4g}" in text for text in recommendation.warnings)
-    (missed,) = evidence_of(cells, tables, reaches=steps_to_target(curves, targets[1:]))
+    (missed,) = bases_of(cells, tables, reaches=steps_to_target(curves, targets[1:]))
     assert "in no global batch most runs reached a target" in str(
         recommend(missed, Needs()).why_not
     )

@@ -13,7 +13,7 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.search.topic import search_section
 from batchscape.record.folder import SweepFolder
-from batchscape.record.trials import read_trials, write_measured, write_trials
+from batchscape.record.trials import read_trials, write_grid_results, write_trials
 
 KEY = "optimizer.learning_rate"
 
@@ -68,7 +68,7 @@ def grid_of(
 def with_grids(folder: Path, grids: list[dict[str, Any]], objective: str = "loss") -> Section:
     sweep = SweepFolder(folder)
     sweep.search.path.mkdir(parents=True, exist_ok=True)
-    write_measured(sweep.search, objective, grids)
+    write_grid_results(sweep.search, objective, grids)
     keys = list(grids[0]["points"][0]["point"]) if grids[0]["points"] else [KEY]
     constants = {"outcome": "completed", "is_best": True, "runs": "r", "reason": ""}
     values = {**dict.fromkeys(keys, 0.1), objective: 2.0}

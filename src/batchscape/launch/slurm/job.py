@@ -19,7 +19,7 @@ from batchscape.record.status import RunStatus, Status
 from batchscape.terminal import OutgoingConsole
 
 
-def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
+def main(sweep_dir: str, shape: str, address_file: str, *nodes: str) -> int:
     """Launch the runs of one shape, until each is over or another job has it.
 
     Parameters
@@ -27,49 +27,49 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
     sweep_dir : str
     shape : str
         As `Shape` writes it.
-    meeting : str
+    address_file : str
         File for the address where several nodes meet.
     *nodes : str
         Names of the nodes.
     """
-    sweep, of_shape = SweepFolder(Path(sweep_dir)), Shape.named(shape)
-    opens = None if len(nodes) < 2 else partial(open_nodes, Path(meeting), nodes)
+    sweep, job_shape = SweepFolder(Path(sweep_dir)), Shape.named(shape)
+    process_opener = None if len(nodes) < 2 else partial(open_nodes, Path(address_file), nodes)
     machine = _allocation(len(nodes))
     console = OutgoingConsole(width=160, highlight=False, markup=False)
-    looked_at: set[tuple[str, int | None]] = set()
+    seen_states: set[tuple[str, int | None]] = set()
     while True:
         # Runs may have been added or opened again while others were at work.
         order = JobOrder.read(sweep)
         attempts = read_each(_attempts_before, list(map(sweep.run, order.runs)), sweep.path)
         states = set(zip(order.runs, attempts, strict=True))
-        unchanged = {name for name, _ in states & looked_at}
+        unchanged_ids = {name for name, _ in states & seen_states}
         note = partial(console.print, style="red", soft_wrap=True)
-        specs = order.specs(sweep, of_shape, note, but=unchanged)
+        specs = order.specs(sweep, job_shape, note, without=unchanged_ids)
         if not specs:
             return 0
-        if opens is not None and looked_at:
+        if process_opener is not None and seen_states:
             return QUEUE_AGAIN  # the processes that srun started have ended with the first runs
         # A run that is not open need not be looked at again.
-        looked_at |= states | {(name, None) for name in order.runs}
+        seen_states |= states | {(name, None) for name in order.runs}
         result = Launcher(
             sweep,
             machine,
             specs,
             console=console,
             command=order.command,
-            opens=opens,
+            process_opener=process_opener,
             is_part=True,
         ).run()
         if result.interrupted:
             return QUEUE_AGAIN
-        if result.stopped is not None:
+        if result.why_stopped is not None:
             return 1
 
 
 def _attempts_before(run: RunFolder) -> int | None:
     """Return the number of attempts at a run; None where it is not open, or a job is at work."""
     status = RunStatus.if_readable(run.status)
-    # A run that another job has is open again, with so many attempts, once that has left it.
+    # Once another job leaves a run, the run is open again, with another number of attempts.
     if status is None or not status.status.is_open or status.status is Status.RUNNING:
         return None
     return len(status.attempts)

@@ -42,7 +42,7 @@ _LOOK_S = 2.0
 _QUERY_S = 10.0
 """Time between queries to the scheduler, which serves others as well."""
 _LEFT_S = 180.0
-"""How long claims of jobs that are gone may still seem to be held: `record.claims`."""
+"""Time for which claims of jobs that are gone may seem to be held: `record.claims`."""
 _SILENT_S = 600.0
 """Time without an answer of the scheduler after which the command gives up."""
 
@@ -99,15 +99,15 @@ def run_on_slurm(
                 submitted = _submit_missing(remaining.missing, sweep, order, progress)
                 with progress:
                     follower.follow(submitted)
-            detached = False
+            is_detached = False
         except KeyboardInterrupt:
-            detached = True
-        over = {**remaining.settled, **follower.done}
-        Branches(ordered, sweep, lambda run_id: run_id not in over).remove_unneeded()
-        note = mirror.finish(interrupted=detached)
-    runs = remaining.results(follower.done)
-    result = SweepResult(runs, detached, follower.stopped, note, mirror.summary())
-    if detached:
+            is_detached = True
+        results = {**remaining.settled, **follower.results}
+        Branches(ordered, sweep, lambda run_id: run_id not in results).remove_unneeded()
+        note = mirror.finish(interrupted=is_detached)
+    runs = remaining.results(follower.results)
+    result = SweepResult(runs, is_detached, follower.why_stopped, note, mirror.summary())
+    if is_detached:
         progress.note(
             "Detached: the jobs go on. The same command follows again; "
             f"`batchscape status {sweep.path}` shows how far they are, and "
@@ -142,9 +142,9 @@ def describe_jobs(sweep: SweepFolder) -> str:
     return _describe(jobs(_live_jobs(sweep)).values())
 
 
-def _describe(of_sweep: Iterable[Job]) -> str:
+def _describe(sweep_jobs: Iterable[Job]) -> str:
     counts: Counter[str] = Counter()
-    for job in of_sweep:
+    for job in sweep_jobs:
         waits = job.state is JobState.PENDING and job.reason
         counts[f"{job.state} ({job.reason})" if waits else str(job.state)] += 1
     listing = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
@@ -182,10 +182,10 @@ def _submit_missing(
         (order.extended(sweep) if live else order).write(sweep)
         for shape, specs in shapes(missing).items():
             name = job_name(sweep, shape)
-            most = order.launcher.jobs if shape == POOL else 1
+            max_jobs = order.launcher.jobs if shape == POOL else 1
             path = sweep.slurm / f"job-{shape}.sh"
             write_atomically(path, script(sweep, specs[0], order.launcher).encode())
-            missing_jobs = range(min(most, len(specs)) - live[name])
+            missing_jobs = range(min(max_jobs, len(specs)) - live[name])
             submitted = [_submit(path) for _ in missing_jobs]
             where = "one node" if shape == POOL else f"{shape.nodes} nodes"
             counts = [f"{live[name]} there already"] if live[name] else []
@@ -215,9 +215,9 @@ class _Follower:
 
     def __init__(self, remaining: RemainingRuns, sweep: SweepFolder, progress: Progress) -> None:
         self._sweep, self._progress = sweep, progress
-        self._open = {spec.run_id: spec for spec in remaining.missing}
-        self.done: dict[str, RunResult] = {}
-        self.stopped: str | None = None
+        self._open_specs = {spec.run_id: spec for spec in remaining.missing}
+        self.results: dict[str, RunResult] = {}
+        self.why_stopped: str | None = None
         self._job_ids: set[str] = set()
         self._jobs: dict[str, Job] = {}
 
@@ -226,44 +226,44 @@ class _Follower:
         self._job_ids |= set(submitted)
         answered_at = live_at = time.monotonic()
         asked_at = -_QUERY_S
-        is_alone = False
+        no_job_is_left = False
         while True:
             self._look()
-            if not self._open:
+            if not self._open_specs:
                 return
             if time.monotonic() - asked_at >= _QUERY_S:
                 try:
                     self._job_ids |= set(_live_jobs(self._sweep))
                     self._jobs = jobs(self._job_ids)
                     live = {name: job for name, job in self._jobs.items() if not job.state.is_over}
-                    is_settled = self._find_lost(live)
+                    is_settled = self._end_lost_runs(live)
                     asked_at = answered_at = time.monotonic()
                 except SchedulerError as error:
                     asked_at = time.monotonic()
                     if asked_at - answered_at > _SILENT_S:
-                        self.stopped = f"nothing is known of the jobs: {error}"
+                        self.why_stopped = f"nothing is known of the jobs: {error}"
                         return
                     self._progress.note_waiting(str(error))
                     continue
                 self._progress.note_waiting(_describe(live.values()))
                 # A last look, as jobs may have written ends since the one before.
-                if not live and is_alone:
+                if not live and no_job_is_left:
                     self._look()
-                    if self._open:
-                        self.stopped = self._why_no_job_is_left()
+                    if self._open_specs:
+                        self.why_stopped = self._why_no_job_is_left()
                     return
-                is_alone = not live and (is_settled or asked_at - live_at > _LEFT_S)
+                no_job_is_left = not live and (is_settled or asked_at - live_at > _LEFT_S)
                 live_at = asked_at if live else live_at
             time.sleep(_LOOK_S)
 
     def _look(self) -> None:
-        specs = list(self._open.values())
+        specs = list(self._open_specs.values())
         for spec, status in zip(specs, read_each(self._end, specs, self._sweep.path), strict=True):
             if status is not None:
-                del self._open[spec.run_id]
+                del self._open_specs[spec.run_id]
                 folder = self._sweep.run(spec.run_id)
-                result = self.done[spec.run_id] = RunResult.of(folder, status)
-                self._progress.run_ended(spec, status, result.untimed)
+                result = self.results[spec.run_id] = RunResult.of(folder, status)
+                self._progress.run_ended(spec, status, result.untimed_reason)
 
     def _end(self, spec: RunSpec) -> RunStatus | None:
         """Return the status of a run that is over; None while it is open or cannot be read."""
@@ -277,7 +277,7 @@ class _Follower:
                     return state.record
         return None
 
-    def _find_lost(self, live: Mapping[str, Job]) -> bool:
+    def _end_lost_runs(self, live: Mapping[str, Job]) -> bool:
         """Write the ends of runs whose job is gone without having written them.
 
         Returns
@@ -285,8 +285,8 @@ class _Follower:
         bool
             Whether all are written: a claim is free only once it has been silent for a while.
         """
-        lost: dict[str, list[RunSpec]] = {}
-        for spec in self._open.values():
+        lost_specs_by_job: dict[str, list[RunSpec]] = {}
+        for spec in self._open_specs.values():
             folder = self._sweep.run(spec.run_id)
             try:
                 if RunStatus.read(folder.status).status is not Status.RUNNING:
@@ -295,27 +295,27 @@ class _Follower:
             except RecordError:
                 continue
             if job is not None and job not in live:
-                lost.setdefault(job, []).append(spec)
-        noted = 0
-        for name, job in jobs(lost).items():
-            for spec in lost[name]:
+                lost_specs_by_job.setdefault(job, []).append(spec)
+        n_written = 0
+        for name, job in jobs(lost_specs_by_job).items():
+            for spec in lost_specs_by_job[name]:
                 folder = self._sweep.run(spec.run_id)
-                end = _end_of_run(job, alone=len(lost[name]) == 1)
-                if job.state.is_over and _note_lost(spec, folder, end):
-                    noted += 1
+                end = _end_of_run(job, is_only_run=len(lost_specs_by_job[name]) == 1)
+                if job.state.is_over and _end_lost_run(spec, folder, end):
+                    n_written += 1
                     self._progress.note(f"{spec.run_id} {end.status}: {end.reason}", "yellow")
-        return noted == sum(map(len, lost.values()))
+        return n_written == sum(map(len, lost_specs_by_job.values()))
 
     def _why_no_job_is_left(self) -> str:
-        count = count_text(len(self._open), "run is", "runs are")
-        ended = [f"{job.id} {job.reason or job.state}" for job in self._jobs.values()]
-        jobs_text = f"the jobs ended ({', '.join(ended)})" if ended else "no job is left"
+        count = count_text(len(self._open_specs), "run is", "runs are")
+        job_texts = [f"{job.id} {job.reason or job.state}" for job in self._jobs.values()]
+        jobs_text = f"the jobs ended ({', '.join(job_texts)})" if job_texts else "no job is left"
         logs = self._sweep.slurm / "job-*.txt"
         return f"{jobs_text} and {count} not done; their logs: {logs}"
 
 
-def _end_of_run(job: Job, *, alone: bool) -> RunEnd:
-    """Return the end of a run whose job has ended; `alone`: it was the only one in that job."""
+def _end_of_run(job: Job, *, is_only_run: bool) -> RunEnd:
+    """Return the end of a run whose job has ended; `is_only_run`: that job had no other."""
     how = {
         JobState.TIMEOUT: "at its time limit, before a checkpoint was written",
         JobState.PREEMPTED: "as it was preempted",
@@ -325,7 +325,7 @@ def _end_of_run(job: Job, *, alone: bool) -> RunEnd:
         JobState.UNKNOWN: "and the scheduler does not know how",
     }.get(job.state, f"without a word ({job.reason or job.state})")
     reason = f"job {job.id} ended {how}"
-    if job.state is JobState.OUT_OF_MEMORY and alone:
+    if job.state is JobState.OUT_OF_MEMORY and is_only_run:
         reason += "; give the job more memory by launcher.sbatch.mem"
         return RunEnd(Status.OOM, reason=reason, cause=Cause.OUT_OF_MEMORY)
     return RunEnd(
@@ -335,7 +335,7 @@ def _end_of_run(job: Job, *, alone: bool) -> RunEnd:
     )
 
 
-def _note_lost(spec: RunSpec, folder: RunFolder, end: RunEnd) -> bool:
+def _end_lost_run(spec: RunSpec, folder: RunFolder, end: RunEnd) -> bool:
     """Write the end of a run, unless another job has it by now; return whether it is written."""
     claim = CLAIMS.claim(folder)
     if claim is None:

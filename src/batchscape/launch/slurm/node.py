@@ -28,20 +28,20 @@ _POLL_S = 0.1
 """Longest time that an order of the launcher waits."""
 
 
-def main(meeting: str) -> int:
+def main(address_file: str) -> int:
     """Serve the launcher that has written its address to a file, until it closes the connection.
 
     Parameters
     ----------
-    meeting : str
+    address_file : str
         The file.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The launcher obeys the signals.
         signal.signal(number, signal.SIG_IGN)
-    channel = _connect(Path(meeting))
+    channel = _connect(Path(address_file))
     if channel is None:
-        sys.stderr.write(f"no launcher has left its address in {meeting}\n")
+        sys.stderr.write(f"no launcher has left its address in {address_file}\n")
         return 1
     with channel:
         channel.send_bytes(json.dumps({"node": int(os.environ["SLURM_NODEID"])}).encode())
@@ -58,17 +58,17 @@ def main(meeting: str) -> int:
         if processes is None:
             return 0
         with closing(processes), suppress(EOFError, ConnectionError):
-            opened = {"error": None, "method": processes.method, "note": processes.note}
-            channel.send_bytes(json.dumps(opened).encode())
+            reply = {"error": None, "method": processes.method, "note": processes.note}
+            channel.send_bytes(json.dumps(reply).encode())
             _serve(channel, processes)
     return 0
 
 
-def _connect(meeting: Path) -> Connection | None:
+def _connect(address_file: Path) -> Connection | None:
     deadline = time.monotonic() + _MEET_S
     while time.monotonic() < deadline:
         with suppress(OSError, ValueError):
-            address = json.loads(meeting.read_text())
+            address = json.loads(address_file.read_text())
             key = bytes.fromhex(address["key"])
             return Client((address["host"], address["port"]), authkey=key)
         time.sleep(_POLL_S)
@@ -78,13 +78,13 @@ def _connect(meeting: Path) -> Connection | None:
 def _serve(channel: Connection, processes: Processes) -> None:
     """Obey the launcher until it closes or is gone."""
     while True:
-        ended = []
+        failed_exits = []
         while channel.poll(0):
             message = json.loads(channel.recv_bytes())
             if "close" in message:
                 return
             if "start" not in message:
-                processes.signal(message["run"], message["signal"])
+                processes.signal(message["run_id"], message["signal"])
                 continue
             start = Start(**message["start"])
             # Slurm has made the devices of this job visible, and the run takes all of them.
@@ -92,8 +92,10 @@ def _serve(channel: Connection, processes: Processes) -> None:
             try:
                 processes.start(start)
             except LaunchError as error:
-                ended += [RankExit(start.run, r, 1, now(), str(error)) for r in start.numbers]
-        for rank_exit in (*ended, *processes.wait(_POLL_S)):
+                failed_exits += [
+                    RankExit(start.run_id, r, 1, now(), str(error)) for r in start.rank_numbers
+                ]
+        for rank_exit in (*failed_exits, *processes.wait(_POLL_S)):
             channel.send_bytes(json.dumps(asdict(rank_exit)).encode())
 
 

@@ -56,14 +56,14 @@ class Nodes:
         self.method, self.note = method, note
         self._names = tuple(names)
         self._channels = dict(enumerate(channels))
-        self._living: dict[str, dict[int, int]] = {}
+        self._node_of_rank_by_run: dict[str, dict[int, int]] = {}
         """Node of each living rank, by run and rank."""
 
-    def place(self) -> dict[str, Any]:
+    def node_entries(self) -> dict[str, Any]:
         """See `Processes`."""
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
         return {"nodes": list(self._names), "master": f"tcp://{self._names[0]}:{port}"}
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:  # noqa: ARG002
@@ -74,25 +74,27 @@ class Nodes:
         ServerKilledError
             If a node is lost.
         """
-        lost = set(range(len(self._names))) - set(self._channels)
-        if lost:
-            msg = f"node {self._names[min(lost)]} of this job is lost"
+        lost_nodes = set(range(len(self._names))) - set(self._channels)
+        if lost_nodes:
+            msg = f"node {self._names[min(lost_nodes)]} of this job is lost"
             raise ServerKilledError(msg)
         # A prediction has one process.
         nodes = len(self._names) if start.ranks > 1 else 1
-        each = start.ranks // nodes
-        self._living[start.run] = {rank: rank // each for rank in start.numbers}
+        ranks_per_node = start.ranks // nodes
+        self._node_of_rank_by_run[start.run_id] = {
+            rank: rank // ranks_per_node for rank in start.rank_numbers
+        }
         for node in range(nodes):
             log = Path(start.log)
-            share = replace(
+            node_start = replace(
                 start,
-                ranks=each,
-                first_rank=node * each,
+                ranks=ranks_per_node,
+                first_rank=node * ranks_per_node,
                 # Two machines that append to one file may lose lines: NFS has no atomic append.
                 log=str(log if node == 0 else log.with_name(f"log-node{node}.txt")),
-                watched=start.watched if node == 0 else "",
+                heartbeat_prefix=start.heartbeat_prefix if node == 0 else "",
             )
-            self._send(node, {"start": asdict(share)})
+            self._send(node, {"start": asdict(node_start)})
 
     def wait(self, timeout_s: float) -> list[RankExit]:
         """See `Processes`."""
@@ -114,10 +116,10 @@ class Nodes:
             time.sleep(max(0.0, deadline - time.monotonic()))
         return exits
 
-    def signal(self, run: str, number: int) -> None:
+    def signal(self, run_id: str, signal_number: int) -> None:
         """See `Processes`."""
-        for node in set(self._living.get(run, {}).values()):
-            self._send(node, {"signal": int(number), "run": run})
+        for node in set(self._node_of_rank_by_run.get(run_id, {}).values()):
+            self._send(node, {"signal": int(signal_number), "run_id": run_id})
 
     def close(self) -> None:
         """See `Processes`."""
@@ -133,20 +135,20 @@ class Nodes:
 
     def _bury_node(self, node: int) -> list[RankExit]:
         self._channels.pop(node).close()
-        lost = f"node {self._names[node]} is lost, and the ranks of the run on it"
+        outside_cause = f"node {self._names[node]} is lost, and the ranks of the run on it"
         return [
-            self._note_exit(RankExit(run, rank, -signal.SIGKILL, now(), lost))
-            for run, living in list(self._living.items())
-            for rank, place in list(living.items())
-            if place == node
+            self._note_exit(RankExit(run_id, rank, -signal.SIGKILL, now(), outside_cause))
+            for run_id, node_of_rank in list(self._node_of_rank_by_run.items())
+            for rank, rank_node in list(node_of_rank.items())
+            if rank_node == node
         ]
 
-    def _note_exit(self, ended: RankExit) -> RankExit:
-        living = self._living[ended.run]
-        del living[ended.rank]
-        if not living:
-            del self._living[ended.run]
-        return ended
+    def _note_exit(self, rank_exit: RankExit) -> RankExit:
+        node_of_rank = self._node_of_rank_by_run[rank_exit.run_id]
+        del node_of_rank[rank_exit.rank]
+        if not node_of_rank:
+            del self._node_of_rank_by_run[rank_exit.run_id]
+        return rank_exit
 
     def _send(self, node: int, message: dict[str, Any]) -> None:
         # `wait` notices a node that is gone.
@@ -155,7 +157,7 @@ class Nodes:
 
 
 def open_nodes(
-    meeting: Path,
+    address_file: Path,
     names: Sequence[str],
     entry: str,
     should_stop: Callable[[], bool],
@@ -165,7 +167,7 @@ def open_nodes(
 
     Parameters
     ----------
-    meeting : Path
+    address_file : Path
         File for the address and the key; removed once all have connected.
     names : sequence of str
         Names of the nodes; this process is on the first.
@@ -187,37 +189,37 @@ def open_nodes(
     LaunchError
         If one cannot start processes.
     """
-    channels = _connect(meeting, names, should_stop)
+    channels = _connect(address_file, names, should_stop)
     try:
-        opened = channels and _boot(names, channels, entry, should_stop, also_preload)
+        nodes = channels and _boot(names, channels, entry, should_stop, also_preload)
     except BaseException:
         _close(channels or ())
         raise
-    if not channels or not opened:
+    if not channels or not nodes:
         _close(channels or ())
         return None
-    return opened
+    return nodes
 
 
 def _connect(
-    meeting: Path, names: Sequence[str], should_stop: Callable[[], bool]
+    address_file: Path, names: Sequence[str], should_stop: Callable[[], bool]
 ) -> list[Connection] | None:
     key = secrets.token_bytes(32)
     by_node: dict[int, Connection] = {}
     with Listener(("", 0), backlog=len(names), authkey=key) as listener:
         # In a thread, as `accept` has no time limit.
-        accepts = threading.Thread(
+        acceptor = threading.Thread(
             target=_accept, args=(listener, by_node, len(names)), daemon=True
         )
-        accepts.start()
+        acceptor.start()
         port = listener.address[1]
         address = {"host": names[0], "port": port, "key": key.hex()}
         # Only its owner may read the file, from its first byte on.
-        hidden = meeting.with_suffix(".new")
+        hidden = address_file.with_suffix(".new")
         hidden.unlink(missing_ok=True)
         hidden.touch(0o600, exist_ok=False)
         hidden.write_text(json.dumps(address))
-        hidden.rename(meeting)
+        hidden.rename(address_file)
         try:
             deadline = time.monotonic() + _CONNECT_S
             while len(by_node) < len(names):
@@ -225,7 +227,7 @@ def _connect(
                     break
                 time.sleep(0.05)
         finally:
-            meeting.unlink(missing_ok=True)
+            address_file.unlink(missing_ok=True)
     if len(by_node) == len(names):
         return [by_node[node] for node in range(len(names))]
     _close(by_node.values())
@@ -245,22 +247,22 @@ def _boot(
 ) -> Nodes | None:
     """Have all nodes boot their fork servers, at the same time."""
     for channel in channels:
-        opening = {"open": {"entry": entry, "also_preload": also_preload}}
-        channel.send_bytes(json.dumps(opening).encode())
+        request = {"open": {"entry": entry, "also_preload": also_preload}}
+        channel.send_bytes(json.dumps(request).encode())
     method, note = "", None
     for name, channel in zip(names, channels, strict=True):
         while not channel.poll(0.1):
             if should_stop():
                 return None
         try:
-            opened = json.loads(channel.recv_bytes())
+            reply = json.loads(channel.recv_bytes())
         except (OSError, EOFError):
             msg = f"node {name} of this job is lost"
             raise ServerKilledError(msg) from None
-        if opened["error"] is not None:
-            msg = f"node {name}: {opened['error']}"
+        if reply["error"] is not None:
+            msg = f"node {name}: {reply['error']}"
             raise LaunchError(msg)
-        method, note = opened["method"], opened["note"] or note
+        method, note = reply["method"], reply["note"] or note
     return Nodes(names, channels, method, note)
 
 

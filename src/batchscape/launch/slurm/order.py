@@ -111,7 +111,7 @@ def _options(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> dict[str, Sb
         "cpus-per-task" if is_cpu else "gpus-per-node": devices,
         **launcher.sbatch,
     }
-    # The number is that of pool jobs; a job over nodes takes the devices of its shape.
+    # The number in `launcher.sbatch` is for pool jobs; a job over nodes takes that of its shape.
     if shape != POOL and isinstance(options.get("gpus-per-node"), int):
         options["gpus-per-node"] = shape.devices_per_node
     return options
@@ -183,21 +183,21 @@ class JobOrder:
             raise DamageError(msg) from None
 
     def extended(self, sweep: SweepFolder) -> JobOrder:
-        """Return the order with the runs of the one before, which jobs are at work on."""
+        """Return this order with the runs of the earlier order added: jobs work on these."""
         try:
-            before = JobOrder.read(sweep).runs
+            earlier_runs = JobOrder.read(sweep).runs
         except RecordError:
-            before = ()
-        return replace(self, runs=tuple(dict.fromkeys((*before, *self.runs))))
+            earlier_runs = ()
+        return replace(self, runs=tuple(dict.fromkeys((*earlier_runs, *self.runs))))
 
     def specs(
         self,
         sweep: SweepFolder,
         shape: Shape,
         note: Callable[[str], object],
-        but: Collection[str] = (),
+        without: Collection[str] = (),
     ) -> list[RunSpec]:
-        """Return the runs of a shape, without those in `but`, with the launcher of the order.
+        """Return the runs of a shape, but for those in `without`, with the launcher of the order.
 
         Runs that cannot be read are left out; `note` takes a message about each.
         """
@@ -209,7 +209,7 @@ class JobOrder:
                 note(f"{name} is left out: {error}")
                 return None
 
-        specs = read_each(read, [name for name in self.runs if name not in but], sweep.path)
+        specs = read_each(read, [name for name in self.runs if name not in without], sweep.path)
         return [
             replace(spec, config=replace(spec.config, launcher=self.launcher))
             for spec in specs

@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from batchscape.plan.parameters import count_parameters
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.tables import read_table
+from counted import count_parameters
 
 WITNESS = "engine_witness:watched"
 GEOMETRIES = [(1, 32, 1), (1, 8, 4), (2, 16, 1), (2, 4, 4)]

@@ -24,9 +24,9 @@ from batchscape.measure.memory_report import MemoryReport
 from batchscape.models.build import build_model
 from batchscape.plan import memory_trace
 from batchscape.plan.memory import memory_key, predict_memories
-from batchscape.plan.parameters import count_parameters
 from batchscape.record.tables import read_table
 from batchscape.system import GIB
+from counted import count_parameters
 
 FIGURES = (
     "allocated_after_model_gib",

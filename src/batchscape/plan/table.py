@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
-from datetime import datetime
 from typing import Any
 
 from rich import box
@@ -22,7 +21,6 @@ from batchscape.launch.beginnings import find_beginnings
 from batchscape.launch.schedule import launch_order
 from batchscape.outgoing import outgoing_cell, outgoing_json
 from batchscape.plan.build import Plan, PlannedCell
-from batchscape.plan.disk_use import disk_warning
 from batchscape.plan.forecast import RunForecast, SweepForecast
 from batchscape.plan.forecast_text import add_rows, forecast_text
 from batchscape.plan.machine import Machine
@@ -77,12 +75,7 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def plan_table(
-    plan: Plan,
-    predicted: SweepForecast,
-    begin: datetime,
-    *,
-    searched: Collection[str] = (),
-    trials: int = 0,
+    plan: Plan, predicted: SweepForecast, *, searched: Collection[str] = (), trials: int = 0
 ) -> RenderableType:
     """Return runs, rejections, forecast and counts of a plan for a terminal."""
     sweep = SweepFolder(plan.sweep_dir)
@@ -97,9 +90,7 @@ def plan_table(
     for what in dict.fromkeys(what for command in commands for what in unlogged(command)):
         parts.append(Text(f"By engine.argv and engine.metrics the program will not tell {what}."))
     cuts = {c.run_id: _costly(c.spec, c.value_of_axis) for c in plan.cells if c.spec is not None}
-    parts += forecast_text(predicted, cuts, begin)
-    if (warning := disk_warning(plan.specs, sweep)) is not None:
-        parts.append(Text(warning))
+    parts += forecast_text(predicted, cuts)
     parts.append(Text(plan_summary(plan)))
     return Group(*parts)
 
@@ -149,12 +140,12 @@ def _title(key: str) -> str:
     return key.replace(".", ".\n")
 
 
-def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: datetime) -> str:
+def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast) -> str:
     """Return the whole plan as JSON.
 
     `runs` has one object a cell: its row of `plan_rows`, and the fields of a `RunForecast`, null
-    where nothing is launched. A figure has `low`, `high`, and `value` where more than the range is
-    known; what cannot fit is `rejected`. `sweep` has the totals of the runs that are left.
+    where nothing is launched; what cannot fit is `rejected`. A figure has `low`, `high` and
+    `value`. `sweep` has the totals of the runs that are left.
     """
     nothing = dict.fromkeys(field.name for field in fields(RunForecast))
     runs = []
@@ -180,7 +171,7 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: dat
             **{name: value for name, value in figures.items() if name not in {"nodes"}},
         },
         "runs": runs,
-        "sweep": predicted.as_plain(begin),
+        "sweep": {name: value for name, value in asdict(predicted).items() if name != "runs"},
     }
     return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
 

@@ -3,8 +3,7 @@
 The training's own code is rehearsed on tensors that have shapes and no numbers, and what it would
 allocate is counted (`plan.memory_trace`): two optimizer steps of one rank, in the stage that holds
 most, of at most two micro-steps each. Nothing follows a formula of ours but what DDP and gloo take
-by themselves; convolutions of a CPU are run once on few samples, to see what their kernels take.
-docs/planning.md says what is exact.
+by themselves. docs/planning.md says what is exact.
 """
 
 from __future__ import annotations

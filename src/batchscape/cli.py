@@ -227,9 +227,7 @@ def _plan(arguments: list[str]) -> int:
         _console().print(plan_table(plan, predicted))
     else:
         _console().print(stand_in.text)
-        _console().print(
-            plan_table(plan, predicted, searched=stand_in.searched, trials=stand_in.trials)
-        )
+        _console().print(plan_table(plan, predicted, lists_runs=False))
     return 0
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -74,13 +74,9 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
     return [_row(cell) for cell in plan.cells]
 
 
-def plan_table(
-    plan: Plan, predicted: SweepForecast, *, searched: Collection[str] = (), trials: int = 0
-) -> RenderableType:
+def plan_table(plan: Plan, predicted: SweepForecast, *, lists_runs: bool = True) -> RenderableType:
     """Return runs, rejections, forecast and counts of a plan for a terminal."""
-    sweep = SweepFolder(plan.sweep_dir)
-    parts: list[RenderableType] = []
-    parts += [_searched_table(plan, searched, trials)] if trials else _runs_table(plan, sweep)
+    parts = _runs_table(plan) if lists_runs else []
     if rejected := [_row(cell) for cell in plan.rejections]:
         parts.append(_rejected_table(rejected))
     if unpassed := _unpassed_settings(plan):
@@ -95,11 +91,14 @@ def plan_table(
     return Group(*parts)
 
 
-def _runs_table(plan: Plan, sweep: SweepFolder) -> list[RenderableType]:
+def _runs_table(plan: Plan) -> list[RenderableType]:
     """Return a table with a line a run."""
-    extra = _other_axes(plan)
+    sweep, own_columns = SweepFolder(plan.sweep_dir), {*_GEOMETRY, "ramp", "seed"}
+    extra = [
+        key for key in plan.cells[0].value_of_axis if key.removeprefix("batch.") not in own_columns
+    ]
     columns = (*extra, "seed", "optimizer_steps", "samples")
-    titles = (*map(_title, extra), "seed", "optimizer\nsteps", "samples")
+    titles = (*(key.replace(".", ".\n") for key in extra), "seed", "optimizer\nsteps", "samples")
     runs = _table(Column("run_id", no_wrap=True), _GEOMETRY_TITLE, *titles, "status")
 
     def line(cell: PlannedCell) -> list[str]:
@@ -113,31 +112,6 @@ def _runs_table(plan: Plan, sweep: SweepFolder) -> list[RenderableType]:
         return [runs]
     text = f"Not shown: {count_text(left_out, 'more run')}. A sweep writes all of them to"
     return [runs, Text(f"{text} {sweep.plan}.")]
-
-
-def _searched_table(plan: Plan, searched: Collection[str], trials: int) -> Table:
-    """Return a table with a line a cell of the axes that are not searched."""
-    extra = [key for key in _other_axes(plan) if key not in searched]
-    columns = (*extra, "optimizer_steps", "samples")
-    titles = (*map(_title, extra), "optimizer\nsteps", "samples", "trials", "runs in\nall")
-    rows = [(cell.spec, _row(cell)) for cell in plan.cells if cell.spec is not None]
-    counts = Counter((_cuts(s), *(_show(row[column]) for column in columns)) for s, row in rows)
-    table = _table(_GEOMETRY_TITLE, *titles)
-    for values, count in counts.items():
-        table.add_row(*values, str(trials), str(count))
-    return table
-
-
-def _other_axes(plan: Plan) -> list[str]:
-    """Return the swept keys without a column of their own."""
-    own_columns = {*_GEOMETRY, "ramp", "seed"}
-    return [
-        key for key in plan.cells[0].value_of_axis if key.removeprefix("batch.") not in own_columns
-    ]
-
-
-def _title(key: str) -> str:
-    return key.replace(".", ".\n")
 
 
 def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast) -> str:

@@ -180,16 +180,9 @@ def _nearest_existing(path: Path) -> Path:
 
 def driver(machine: Machine) -> list[Finding]:
     """Examine the devices of the driver that a sweep would take."""
-    what = "CUDA_VISIBLE_DEVICES"
-    if machine.asked_for_mig:
-        repair = "name whole devices, or use launcher.device=cpu"
-        return [Finding(what, "broken", "it names a slice (MIG)", repair, needed=True)]
     if machine.cuda_problem is not None:
         problem, _, repair = machine.cuda_problem.partition("; ")
         return [Finding("CUDA driver", "broken", problem, repair, needed=True)]
-    if machine.accelerator_problem is not None:
-        problem, _, repair = machine.accelerator_problem.partition("; ")
-        return [Finding("accelerator", "broken", problem, repair, needed=True)]
     count = len(machine.cuda_devices)
     if not count:
         return [Finding("CUDA driver", "not needed", "no device: runs use CPU cores")]

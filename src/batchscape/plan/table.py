@@ -79,8 +79,6 @@ def plan_table(plan: Plan, predicted: SweepForecast, *, lists_runs: bool = True)
     parts = _runs_table(plan) if lists_runs else []
     if rejected := [_row(cell) for cell in plan.rejections]:
         parts.append(_rejected_table(rejected))
-    if unpassed := _unpassed_settings(plan):
-        parts.append(Text(f"Not told to the program, and without effect: {', '.join(unpassed)}"))
     commands = [s.config.engine for s in plan.specs if isinstance(s.config.engine, Command)]
     # Most runs of a plan lack the same.
     for what in dict.fromkeys(what for command in commands for what in unlogged(command)):
@@ -148,22 +146,6 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast) -> str:
         "sweep": {name: value for name, value in asdict(predicted).items() if name != "runs"},
     }
     return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
-
-
-def _unpassed_settings(plan: Plan) -> list[str]:
-    """Return the settings of our own loop that no program of a plan is given; groups as one."""
-    commands = [s.config for s in plan.specs if isinstance(s.config.engine, Command)]
-    if not commands:
-        return []
-    per_command = [set(not_passed(config)) for config in commands]
-    unpassed = set.intersection(*per_command)
-    settings = commands[0].to_mapping()
-    names = []
-    for key in sorted(unpassed):
-        group = key.partition(".")[0]
-        keys = {f"{group}.{name}" for name in settings[group]} if "." in key else {key}
-        names.append(f"{group}.*" if "." in key and keys <= unpassed else key)
-    return list(dict.fromkeys(names))
 
 
 def write_plan(plan: Plan) -> None:

@@ -26,7 +26,7 @@ ALLOWED = {
         equivalence_margin equivalence_margin_steps geometry_pattern tokens_per_optimizer_step""",
     "columns of a table, taken from the object as a whole": "p_equivalent",
     "found by name: in a configuration, by an import path, by `__getattr__`": """
-        AccelerateEngine ByteText ConvNet DeepSpeedEngine FabricEngine GridSweeper Images Patients
+        AccelerateEngine ByteText DeepSpeedEngine FabricEngine GridSweeper Patients
         Regressor fsdp_engine __dir__ __getattr__""",
     "called by a library: transformers, Fabric, LitGPT, FSDP, http.server, pytest": """
         BatchscapeCallback _get_train_sampler allocate connect convert_input

@@ -114,8 +114,8 @@ def forecast(
     before = StepTimeRanges(machine)
 
     def step_time(spec: RunSpec, geometry: BatchGeometry) -> StepTime | str:
-        if (known := measured(spec, geometry)) is not None:
-            return known
+        if (earlier := measured(spec, geometry)) is not None:
+            return earlier
         ends = before.of(spec, geometry)
         if isinstance(ends, str):
             return f"{NOT_KNOWN}: {ends}"

@@ -130,7 +130,6 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast) -> str:
                 row |= {"planned": "rejected", "reason": reason}
         runs.append(row)
     device_type = machine.device_type(plan.cells[0].config.launcher)
-    figures = {name: value for name, value in asdict(machine.cluster).items() if value is not None}
     content = {
         "sweep_name": plan.sweep_name,
         "sweep_dir": str(plan.sweep_dir),
@@ -140,7 +139,6 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast) -> str:
             "device_type": device_type,
             "devices": machine.devices(device_type),
             "nodes": machine.nodes,
-            **{name: value for name, value in figures.items() if name not in {"nodes"}},
         },
         "runs": runs,
         "sweep": {name: value for name, value in asdict(predicted).items() if name != "runs"},

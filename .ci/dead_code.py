@@ -25,7 +25,7 @@ ALLOWED = {
     "settings that are read by their names": """
         equivalence_margin equivalence_margin_steps geometry_pattern""",
     "found by name: in a configuration, by an import path, by `__getattr__`": """
-        AccelerateEngine ByteText ConvNet DeepSpeedEngine FabricEngine GridSweeper Images Patients
+        AccelerateEngine ByteText DeepSpeedEngine FabricEngine GridSweeper Patients
         Regressor fsdp_engine __dir__ __getattr__""",
     "called by a library: transformers, Fabric, LitGPT, FSDP, http.server, pytest": """
         BatchscapeCallback _get_train_sampler allocate connect convert_input

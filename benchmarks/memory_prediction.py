@@ -1,13 +1,13 @@
 """Predicted memory of training steps against what real runs allocate.
 
-Four families of models x 24 geometries x 3 optimizers x 2 precisions are planned and predicted. The
-predictions are written to a file, whose hash is printed, before anything is launched. Then the runs
-are launched through the product; on a CPU each rank's memory is what its allocator told in the
-probe, on CUDA what the caching allocator counted in the run, without cuBLAS's workspace. The
-device follows the machine. An error is predicted / measured - 1; the median of its size has a 95 %
-interval by order statistics, over cells: the errors of a cell do not vary from run to run.
+Models x 24 geometries x 3 optimizers x 2 precisions are planned and predicted. The predictions are
+written to a file, whose hash is printed, before anything is launched. Then the runs are launched
+through the product; on a CPU each rank's memory is what its allocator told in the probe, on CUDA
+what the caching allocator counted in the run, without cuBLAS's workspace. The device follows the
+machine. An error is predicted / measured - 1; the median of its size has a 95 % interval by order
+statistics, over cells: the errors of a cell do not vary from run to run.
 
-    python benchmarks/memory_prediction.py [--part 1] [--seed 0] [--family gpt convolutions]
+    python benchmarks/memory_prediction.py [--part 1] [--seed 0] [--family gpt llama]
     python benchmarks/memory_prediction.py --libraries [--part 1] [--family "gpt ZeRO 3"]
 
 Without `--part` it is a tenth of the cells, drawn by the seed. With `--libraries` it is the engines
@@ -21,7 +21,6 @@ import argparse
 import hashlib
 import json
 import math
-import os
 import platform
 import random
 import statistics
@@ -58,12 +57,6 @@ FIGURES = (
 )
 FAMILIES = {
     "gpt": ("model=gpt_nano", "data=stdlib"),
-    "convolutions": (
-        "model=custom",
-        "model._target_=small_images.ConvNet",
-        "data=custom",
-        "data._target_=small_images.Images",
-    ),
     "transformers": ("model=hf_gpt2", "data=stdlib"),
     "llama": ("model=llama_nano", "data=stdlib"),
 }
@@ -177,8 +170,6 @@ def without_refused(
 
 def main() -> None:
     options = parsed()
-    # Where the model and the data of `small_images` are found.
-    os.chdir(HERE)
     machine, rng = Machine.detect(), random.Random(options.seed)
     options.out.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="batchscape-") as temporary:

@@ -281,7 +281,7 @@ class Trainer:
         write_json(folder.launch, launch)
         self._server_of(spec).start(
             Start(
-                run=spec.run_id,
+                run_id=spec.run_id,
                 run_dir=str(folder.path),
                 log=str(folder.log),
                 ranks=world_size,

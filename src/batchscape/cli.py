@@ -208,8 +208,6 @@ def _plan(arguments: list[str]) -> int:
     grid = _compose(settings, "plan")
     if grid is None:
         return 0
-    from datetime import datetime
-
     from batchscape.plan.table import plan_json, plan_table
     from batchscape.predictor import predict
     from batchscape.record.folder import SweepFolder
@@ -223,16 +221,13 @@ def _plan(arguments: list[str]) -> int:
         stand_in = stand_ins(grid, machine, prepare)
     plan = _make_plan(grid if stand_in is None else stand_in.cells, machine)
     predicted = predict(plan.specs, SweepFolder(plan.sweep_dir), machine, parsed.runs)
-    begin = datetime.now().astimezone()
     if parsed.json:
-        sys.stdout.write(plan_json(plan, machine, predicted, begin) + "\n")
+        sys.stdout.write(plan_json(plan, machine, predicted) + "\n")
     elif stand_in is None:
-        _console().print(plan_table(plan, predicted, begin))
+        _console().print(plan_table(plan, predicted))
     else:
         _console().print(stand_in.text)
-        _console().print(
-            plan_table(plan, predicted, begin, searched=stand_in.searched, trials=stand_in.trials)
-        )
+        _console().print(plan_table(plan, predicted, lists_runs=False))
     return 0
 
 
@@ -898,7 +893,6 @@ def _make_plan(grid: SweepCells, machine: Machine) -> Plan:
 
 def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     from batchscape.launch.launcher import Launcher
-    from batchscape.plan.disk_use import disk_warning
     from batchscape.plan.table import plan_summary, write_plan
     from batchscape.record.folder import SweepFolder
 
@@ -908,8 +902,6 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     machine = _machine(grid) if is_on_slurm else _machine_here(grid)
     plan = _make_plan(grid, machine)
     _console().print(plan_summary(plan))
-    if (warning := disk_warning(plan.specs, SweepFolder(plan.sweep_dir))) is not None:
-        _console().print(f"Warning. {warning}")
     try:
         write_plan(plan)
     except OSError as error:

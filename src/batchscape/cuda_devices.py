@@ -106,6 +106,11 @@ def driver_and_devices() -> tuple[str | None, list[CudaDevice | None]]:
 
 def visible_cuda_devices(visible_setting: str | None) -> tuple[tuple[CudaDevice, ...], str | None]:
     """Return the visible CUDA devices, and the problem with using them; None: there is none."""
+    if any(part.strip().startswith("MIG-") for part in (visible_setting or "").split(",")):
+        return (), (
+            "CUDA_VISIBLE_DEVICES names a MIG slice, which is not supported; name whole devices, "
+            "or use launcher.device=cpu"
+        )
     try:
         devices_or_none = every_cuda_device()
     except pynvml.NVMLError as error:
@@ -213,20 +218,15 @@ def hides_all(visible_setting: str | None) -> bool:
     return visible_setting is not None and visible_setting.strip().lower() in _NONE_ON_PURPOSE
 
 
-def names_mig(visible_setting: str | None) -> bool:
-    """Whether `CUDA_VISIBLE_DEVICES` names slices of devices."""
-    return any(part.strip().startswith("MIG-") for part in (visible_setting or "").split(","))
-
-
 def visible_problem(
     visible_setting: str | None, models: Sequence[str], uuids: Sequence[str], order: str | None
 ) -> str | None:
     """Say why devices cannot be chosen as `CUDA_VISIBLE_DEVICES` has it; None where they can.
 
-    `models` and `uuids` are in the driver's order, by PCI bus. Devices that are hidden on purpose,
-    and slices, are no problem here.
+    `models` and `uuids` are in the driver's order, by PCI bus; what is hidden on purpose is no
+    problem.
     """
-    if visible_setting is None or not uuids or names_mig(visible_setting):
+    if visible_setting is None or not uuids:
         return None
     visible = visible_indices(visible_setting, uuids)
     if not visible and not hides_all(visible_setting):

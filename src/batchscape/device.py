@@ -11,7 +11,6 @@ states and names are of the module that `torch.get_device_module` returns, for C
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -22,25 +21,10 @@ from batchscape import cuda_devices
 
 T = TypeVar("T")
 
-_KINDS = {
-    "rocm": "an AMD device (ROCm)",
-    "xpu": "an Intel device (XPU)",
-    "mps": "an Apple GPU (MPS)",
-}
-
 
 def is_accelerator(device: torch.device) -> bool:
     """Whether a device computes beside the host, with a memory of its own."""
     return device.type != "cpu"
-
-
-def accelerator_text() -> str | None:
-    """Describe the accelerator that torch sees; None where it sees none."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return None
-    kind = "rocm" if torch.version.hip else accelerator.type  # which calls its devices cuda
-    return _KINDS.get(kind, f"a device that it calls {kind}")
 
 
 def module_of(device: torch.device) -> Any:  # noqa: ANN401  (a module)
@@ -112,7 +96,3 @@ def _is_of_this_run(pid: int) -> bool:
     with suppress(ProcessLookupError):
         return os.getpgid(pid) == os.getpgrp()
     return False  # of another namespace, or just ended
-
-
-if __name__ == "__main__":
-    sys.stdout.write(accelerator_text() or "")

@@ -183,15 +183,9 @@ def _nearest_existing(path: Path) -> Path:
 
 def driver(machine: Machine) -> list[Finding]:
     """Examine the devices of the driver that a sweep would take."""
-    mig = "it names a slice (MIG); name whole devices, or use launcher.device=cpu"
-    for what, problem in (
-        ("CUDA_VISIBLE_DEVICES", mig if machine.asked_for_mig else None),
-        ("CUDA driver", machine.cuda_problem),
-        ("accelerator", machine.accelerator_problem),
-    ):
-        if problem is not None:
-            detail, _, repair = problem.partition("; ")
-            return [Finding(what, "broken", detail, repair, needed=True)]
+    if machine.cuda_problem is not None:
+        problem, _, repair = machine.cuda_problem.partition("; ")
+        return [Finding("CUDA driver", "broken", problem, repair, needed=True)]
     count = len(machine.cuda_devices)
     detail = f"{count} devices are visible" if count else "no device: runs use CPU cores"
     return [Finding("CUDA driver", "ok", detail, needed=True)]

@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from batchscape.errors import BatchscapeError
-from batchscape.plan.forecast import SweepForecast, forecast
+from batchscape.geometry import BatchGeometry
+from batchscape.plan.forecast import PredictedRange, StepTime, SweepForecast, forecast
 from batchscape.plan.machine import Machine
 from batchscape.plan.memory import predict_memories
 from batchscape.plan.room import memory_forecast, why_not_launched
@@ -36,12 +37,20 @@ def predict(
         # Unreadable runs of the sweep itself are ignored; of other sweeps they are an error.
         with nullcontext() if runs else suppress(BatchscapeError):
             measured = MeasuredSteps(folders, machine.is_like)
+
+    def step_time(spec: RunSpec, geometry: BatchGeometry) -> StepTime | None:
+        estimate = None if measured is None else measured(spec, geometry)
+        if estimate is None:
+            return None
+        ends = PredictedRange(estimate.low, estimate.high, estimate.value)
+        return ends, f"measured, {estimate.n} runs"
+
     memory = {}
     for spec, report in zip(specs, predict_memories(specs), strict=True):
         measured_gib = None if measured is None else measured.memory_range(spec)
         memory[spec.run_id] = memory_forecast(spec, report, machine, measured_gib)
     unfit = {spec.run_id for spec in specs if why_not_launched(spec, memory[spec.run_id])}
-    times = forecast(specs, sweep, machine, measured, unfit)
+    times = forecast(specs, sweep, machine, step_time, unfit)
     runs_with_memory = {run: replace(time, memory=memory[run]) for run, time in times.runs.items()}
     return replace(times, runs=runs_with_memory)
 

@@ -107,8 +107,8 @@ TABLE = [
     ),
     Member(
         f"{FAKE}.unset_fake_temporarily",
-        "plan/memory_trace.py plan/one_rank.py",
-        "a convolution is measured, and a mesh is made, in the middle of a rehearsal",
+        "plan/one_rank.py",
+        "a mesh of real numbers is made in the middle of a rehearsal",
     ),
     Member(
         f"{MODES}.TorchDispatchMode",

@@ -200,7 +200,6 @@ def test_rows_show_the_ramp(plan):
 
 # The first one in the second stage falls between steps, the next one does not.
 @example(7, [(4, 1), (3, 8)])
-@example(5, [(3, 1), (4, 1)])  # no interval would do
 @given(st.integers(1, 400), st.lists(st.tuples(st.integers(1, 12), st.integers(1, 20)), max_size=4))
 def test_evaluations_fall_between_steps_or_are_refused(every, stages):
     """Against every edge of every optimizer step, counted one by one."""
@@ -215,13 +214,6 @@ def test_evaluations_fall_between_steps_or_are_refused(every, stages):
     with pytest.raises(ConfigError) as caught:
         check_evaluations(every, cut)
     assert f"due after {first} samples" in str(caught.value)
-    for interval in re.findall(r"evaluation\.every_samples=(\d+)", str(caught.value))[1:]:
-        assert edges.issuperset(range(int(interval), sum(sizes) + 1, int(interval)))
-        assert int(interval) <= sum(sizes)
-    use = str(caught.value).rpartition("; use ")[2]
-    if not use.startswith("evaluation.every_samples="):
-        rule = (
-            r"multiples of (\d+) \(.*\) for the samples of each stage and for evaluation\.every_.*"
-        )
-        (common,) = re.fullmatch(rule, use).groups()
-        assert not any(int(common) % size for size in sizes)
+    rule = r"multiples of (\d+) \(.*\) for the samples of each stage and for evaluation\.every_.*"
+    (common,) = re.fullmatch(rule, str(caught.value).rpartition("; use ")[2]).groups()
+    assert not any(int(common) % size for size in sizes)

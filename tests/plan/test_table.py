@@ -1,6 +1,5 @@
 import io
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pandas as pd
 import pytest
@@ -22,9 +21,7 @@ STUDY = "sweeps=fixed_global_batch"
 def shown(plan, width=200):
     text = io.StringIO()
     predicted = forecast(plan.specs, SweepFolder(plan.sweep_dir), Machine(2, "two cores"))
-    Console(width=width, file=text).print(
-        plan_table(plan, predicted, datetime(2030, 1, 1, tzinfo=UTC))
-    )
+    Console(width=width, file=text).print(plan_table(plan, predicted))
     return text.getvalue()
 
 

@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.profiler import profile as profile_of_thread
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -138,15 +137,6 @@ class CpuProbe:
                 storage = local.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
         self._trained_bytes = max(self._trained_bytes, sum(storages.values()))
-
-
-def allocations_of(call: Callable[[], object]) -> list[int]:
-    """Return the bytes that a call takes of the CPU's allocator, negative where it frees them."""
-    # Without kineto, whose first start takes a second.
-    with _quiet_profiler(), profile_of_thread(profile_memory=True) as profiler:
-        _result = call()
-    events = profiler.kineto_results.events()
-    return [event.nbytes() for event in events if event.name() == "[memory]"]
 
 
 def _mark(name: str, settle_s: float = _SETTLE_S) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,29 +173,21 @@ def _demand(cell: PlannedCell) -> tuple[int, int]:
 def _validate(cells: Sequence[Cell]) -> list[PlannedCell]:
     """Validate every cell; raise with each distinct problem once."""
     valid: list[PlannedCell] = []
-    counts: Counter[str] = Counter()
-    examples: dict[str, Cell] = {}
+    problems: dict[str, list[Cell]] = {}
     for cell in cells:
         try:
             config = without_unpassed(RunConfig.from_mapping(cell.settings))
             valid.append(PlannedCell(config, cell.value_of_axis))
         except ConfigError as error:
-            counts[str(error)] += 1
-            examples.setdefault(str(error), cell)
-    if not counts:
+            problems.setdefault(str(error), []).append(cell)
+    if not problems:
         return valid
-    problems = []
-    for message, count in counts.most_common(_MAX_PROBLEMS):
-        where = ""
-        if count < len(cells):
-            values = examples[message].value_of_axis
-            example = ", ".join(f"{key}={value}" for key, value in values.items())
-            where = f"\n  in {count} of {len(cells)} cells, such as {example}"
-        problems.append(message + where)
-    if len(counts) > _MAX_PROBLEMS:
-        more = count_text(len(counts) - _MAX_PROBLEMS, "further problem")
-        problems.append(f"and {more} of that kind")
-    raise ConfigError("\n".join(problems))
+    texts = []
+    for message, (first, *others) in problems.items():
+        example = ", ".join(f"{key}={value}" for key, value in first.value_of_axis.items())
+        where = f"\n  in {1 + len(others)} of {len(cells)} cells, such as {example}"
+        texts.append(message + (where if 1 + len(others) < len(cells) else ""))
+    raise ConfigError("\n".join(_first_of(texts)))
 
 
 def _check_common(configs: Sequence[RunConfig]) -> None:
@@ -239,10 +230,14 @@ def _nothing_to_launch(cells: Sequence[PlannedCell]) -> str:
     distinct = list(dict.fromkeys(str(cell.reason) for cell in cells))
     if len(cells) == 1:
         return distinct[0]
-    reasons = "".join(f"\n  {reason}" for reason in distinct[:_MAX_PROBLEMS])
-    more = len(distinct) - _MAX_PROBLEMS
-    text = f"none of the {len(cells)} cells can be launched:{reasons}"
-    return text + (f"\n  and {count_text(more, 'further reason')}" if more > 0 else "")
+    return "\n  ".join([f"none of the {len(cells)} cells can be launched:", *_first_of(distinct)])
+
+
+def _first_of(problems: Sequence[str]) -> list[str]:
+    """Return problems; of many the first ones and how many more there are."""
+    more = len(problems) - _MAX_PROBLEMS
+    ends = [f"and {count_text(more, 'further problem')}"] if more > 0 else []
+    return [*problems[:_MAX_PROBLEMS], *ends]
 
 
 def _check_multiples(launched: Sequence[PlannedCell]) -> None:

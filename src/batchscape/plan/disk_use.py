@@ -45,11 +45,3 @@ def disk_warning(specs: Sequence[RunSpec], sweep: SweepFolder) -> str | None:
         "space, give a sweep_dir on another disk, a smaller launcher.concurrent_runs, or fewer "
         "checkpoint.keep_at_samples."
     )
-
-
-def evaluations(spec: RunSpec) -> int:
-    """Return how often a run is evaluated: before the first step, on the way, after the last."""
-    if spec.timed_steps is not None:
-        return 0
-    every = spec.evaluation_every_samples
-    return 2 if every is None else 2 + (spec.samples - 1) // every

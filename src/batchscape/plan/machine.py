@@ -8,22 +8,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 from batchscape.config import Cluster, LauncherSettings, Slurm
 from batchscape.config.cluster import datasheet_of, known_devices
-from batchscape.cuda_devices import CudaDevice, names_mig, visible_cuda_devices
+from batchscape.cuda_devices import CudaDevice, visible_cuda_devices
 from batchscape.errors import ConfigError
 from batchscape.system import processor_name
 
 _CGROUP = Path("/sys/fs/cgroup")
-_ANSWER_S = 60.0
-"""Time that importing torch may take."""
+_OTHER_BUILDS = {"hip": "AMD devices (ROCm)", "xpu": "Intel devices (XPU)"}
+"""Accelerators by the name that has a version where torch is built for them."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +32,14 @@ class Machine:
     job of Slurm has of its node."""
     cpu_name: str
     cuda_devices: tuple[CudaDevice, ...] = ()
-    asked_for_mig: bool = False
-    """Whether `CUDA_VISIBLE_DEVICES` names slices of devices (MIG)."""
     cores: tuple[int, ...] = ()
     """Numbers of those cores on the whole machine; empty: counted from 0."""
     cuda_problem: str | None = None
-    """Why it is not known which CUDA devices to take."""
+    """Why only CPUs can be taken; None where there is no reason."""
     nodes: int = 1
     """Nodes, with as many devices each."""
     cluster: Cluster = field(default_factory=Cluster)
     """Figures of its devices and links, as far as they are known."""
-    is_found: bool = False
-    """Whether it is the machine that this process runs on."""
 
     @property
     def is_declared(self) -> bool:
@@ -59,18 +52,6 @@ class Machine:
             return hardware == f"{self.cpu_name}, {self.cpu_cores} cores"
         names = {device.name for device in self.cuda_devices}
         return hardware in names or self.cluster.is_called(hardware)
-
-    @property
-    def accelerator_problem(self) -> str | None:
-        """Say that there is an accelerator that is no CUDA device; None where there is none."""
-        accelerator = torch_accelerator() if self.is_found and not self.cuda_devices else None
-        if accelerator is None:
-            return None
-        return (
-            f"torch sees {accelerator} here, on which this tool cannot measure: it reads peaks of "
-            "memory off CUDA's allocator, step times off CUDA's events, and power, clocks and "
-            "foreign processes off NVIDIA's driver (NVML); launcher.device=cpu trains on the CPU"
-        )
 
     @property
     def core_numbers(self) -> tuple[int, ...]:
@@ -126,33 +107,19 @@ class Machine:
             cores = cores[: max(1, int(quota))]
         # A job that Slurm binds to no cores sees all of the node, and has so many of them.
         cores = cores[: int(os.environ.get("SLURM_CPUS_ON_NODE", len(cores)))]
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices, problem = visible_cuda_devices(visible)
+        devices, problem = visible_cuda_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
         return cls(
             cpu_cores=len(cores),
             cpu_name=processor_name(),
             cuda_devices=devices,
-            asked_for_mig=names_mig(visible),
             cores=cores,
-            cuda_problem=problem,
-            is_found=True,
+            cuda_problem=problem if problem or devices else _accelerator_problem(),
         )
 
     def device_type(self, launcher: LauncherSettings) -> str:
         """Return `cpu` or `cuda`, as the launcher's setting and this machine decide."""
-        if self.asked_for_mig and launcher.device != "cpu":
-            msg = (
-                "CUDA_VISIBLE_DEVICES names a MIG slice, which is not supported; "
-                "name whole devices, or use launcher.device=cpu"
-            )
-            raise ConfigError(msg)
         if self.cuda_problem is not None and launcher.device != "cpu":
             raise ConfigError(self.cuda_problem)
-        if (
-            launcher.device != "cpu"
-            and (accelerator_problem := self.accelerator_problem) is not None
-        ):
-            raise ConfigError(accelerator_problem)
         if launcher.device == "auto":
             return "cuda" if self.cuda_devices else "cpu"
         if launcher.device == "cpu" and self.is_declared:
@@ -181,30 +148,24 @@ def cgroup_cores(root: Path) -> float | None:
     return None if quota in unlimited or not period else int(quota) / int(period)
 
 
-@cache
-def torch_accelerator() -> str | None:
-    """Return the accelerator that torch sees beside CUDA devices, asked in another process.
-
-    torch is not imported where its build supports no other accelerator than CUDA's.
-    """
+def _accelerator_problem() -> str | None:
+    """Say that torch is built for accelerators that cannot be measured; None where it is not."""
     spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
+    version = Path(spec.origin if spec and spec.origin else "").with_name("version.py")
+    kinds = [
+        kind
+        for name, kind in _OTHER_BUILDS.items()
+        if re.search(rf"^{name}\b.*= '", _read(version), re.MULTILINE)
+    ]
+    if sys.platform == "darwin":
+        kinds.append("Apple GPUs (MPS)")
+    if not kinds:
         return None
-    build = _read(Path(spec.origin).with_name("version.py"))
-    if re.search(r"^(?:cuda\b.*= '|__version__ = '.*\+cpu')", build, re.MULTILINE):
-        return None
-    with suppress(OSError, subprocess.SubprocessError):
-        answer = subprocess.run(
-            # -P: a module in the current folder must not stand in for one of a library.
-            [sys.executable, "-P", "-m", "batchscape.device"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            text=True,
-            timeout=_ANSWER_S,
-        )
-        return answer.stdout.strip() or None
-    return None
+    return (
+        f"torch is built for {kinds[0]} here, on which this tool cannot measure: it reads peaks of "
+        "memory off CUDA's allocator, step times off CUDA's events, and power, clocks and "
+        "foreign processes off NVIDIA's driver (NVML); launcher.device=cpu trains on the CPU"
+    )
 
 
 def _read(path: Path) -> str:

@@ -3,8 +3,7 @@
 The training's own code is rehearsed on tensors that have shapes and no numbers, and what it would
 allocate is counted (`plan.memory_trace`): two optimizer steps of one rank, in the stage that holds
 most, of at most two micro-steps each. Nothing follows a formula of ours but what DDP and gloo take
-by themselves; convolutions of a CPU are run once on few samples, to see what their kernels take.
-docs/planning.md says what is exact.
+by themselves. docs/planning.md says what is exact.
 """
 
 from __future__ import annotations
@@ -115,11 +114,8 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
         from batchscape.plan.memory_trace import sample_of, trace
 
         sample = sample_of(spec)
-    except (BatchscapeError, ImportError, AttributeError) as error:
-        problem = str(error) if isinstance(error, BatchscapeError) else why_missing(error)
-        if problem is None:
-            raise
-        return dict.fromkeys(runs, MemoryReport(method, problem=problem))
+    except Exception as error:  # noqa: BLE001  (the data's code is the user's)
+        return dict.fromkeys(runs, MemoryReport(method, problem=_why_not(error)))
 
     def traced(micro_batch_size: int) -> Trace | str:
         run = runs[micro_batch_size]
@@ -130,16 +126,8 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
                 if memory_trace.attends_by_parts and spec.device_type == "cuda"
                 else memory_trace
             )
-        except BatchscapeError as error:
-            return str(error)
         except Exception as error:  # noqa: BLE001  (the model's code is the user's)
-            if missing := why_missing(error):
-                return missing
-            first, _, _ = str(error).partition("\n")
-            return (
-                "the code of this training cannot be rehearsed on tensors without numbers: "
-                f"{type(error).__name__}: {first}"
-            )
+            return _why_not(error)
 
     return {
         size: MemoryReport(method, problem=outcome)
@@ -147,6 +135,17 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
         else _report(method, outcome, spec.device_type)
         for size, outcome in _traces(runs, traced).items()
     }
+
+
+def _why_not(error: Exception) -> str:
+    """Say why a training cannot be rehearsed."""
+    if isinstance(error, BatchscapeError):
+        return str(error)
+    first, _, _ = str(error).partition("\n")
+    return why_missing(error) or (
+        "the code of this training cannot be rehearsed on tensors without numbers: "
+        f"{type(error).__name__}: {first}"
+    )
 
 
 def _report(method: str, memory_trace: Trace, device_type: str) -> MemoryReport:

@@ -16,8 +16,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from itertools import accumulate
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +27,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     in_kernel_invocation_manager,
-    unset_fake_temporarily,
 )
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,8 +36,7 @@ from batchscape.data.datasets import open_dataset
 from batchscape.engines import build_engine
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
-from batchscape.measure.flops import Operator, TensorLayout, tensors_in
-from batchscape.measure.memory_cpu import allocations_of
+from batchscape.measure.flops import Operator, tensors_in
 from batchscape.measure.memory_report import AllocatedBytes
 from batchscape.models.hugging_face import nothing_packed
 from batchscape.models.source import without_weights
@@ -201,14 +198,7 @@ class _LivingStorage:
 
 _DEVICE = torch.ops.prim.device.default
 _NUMBER = torch.ops.aten._local_scalar_dense.default
-_OF_SAMPLES = {
-    torch.ops.aten.convolution.default: 1,
-    torch.ops.aten.convolution_backward.default: 2,
-}
-"""Convolutions, and how many of their first arguments hold samples."""
-_MANY_SAMPLES = 16
-"""From here on a convolution of 1 x 1 takes another kernel, as a single sample may: `use_mkldnn` in
-aten/src/ATen/native/Convolution.cpp."""
+_CONVOLUTION = torch.ops.aten.convolution.default
 _VIEWS = frozenset(
     {
         torch.ops.aten.as_strided.default,
@@ -226,57 +216,6 @@ _GATHER = torch.ops.c10d._allgather_base_.default
 _REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
 _LINGER_OPERATORS = 100
 """Operators, about a millisecond of them, for which a thread of gloo may hold what it was given."""
-
-
-def _bytes_in_convolution(func: Operator, args: tuple[Any, ...]) -> list[int]:
-    """Return the bytes that a convolution on a CPU holds, after each change of them.
-
-    No operator shows the copies and the scratch space of its kernel, which are up to the processor
-    and grow by a line with the samples: it is run, of many samples on two and three of them, or on
-    16 and 17 where those take another kernel.
-    """
-    layouts = tuple(
-        TensorLayout.of(arg)
-        if isinstance(arg, Tensor)
-        else tuple(arg)
-        if isinstance(arg, list)
-        else arg
-        for arg in args
-    )
-    samples, weight = len(args[0]), args[_OF_SAMPLES[func]]
-    has_windows = max(weight.shape[2:][-2:]) > 1
-    few = 2 if has_windows or samples < _MANY_SAMPLES else _MANY_SAMPLES
-    if samples <= few + 1:
-        return _measure_convolution(func, layouts, samples)
-    at_few, at_next = (_measure_convolution(func, layouts, number) for number in (few, few + 1))
-    return [
-        held + (samples - few) * (more - held) for held, more in zip(at_few, at_next, strict=True)
-    ]
-
-
-@cache
-def _measure_convolution(func: Operator, layouts: tuple[Any, ...], samples: int) -> list[int]:
-    """Run a convolution on zeros, with one thread as a rank has."""
-
-    def zeros(layout: TensorLayout, *, has_samples: bool) -> Tensor:
-        shape = (samples, *layout.shape[1:]) if has_samples else layout.shape
-        last = sum((size - 1) * stride for size, stride in zip(shape, layout.strides, strict=True))
-        return torch.zeros(last + 1, dtype=layout.dtype).as_strided(shape, layout.strides)
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with unset_fake_temporarily():
-            args = [
-                zeros(each, has_samples=place < _OF_SAMPLES[func])
-                if isinstance(each, TensorLayout)
-                else each
-                for place, each in enumerate(layouts)
-            ]
-            changes = allocations_of(lambda: func(*args))
-    finally:
-        torch.set_num_threads(threads)
-    return list(accumulate(changes))
 
 
 def _view(func: Operator, args: tuple[Any, ...]) -> FakeTensor:
@@ -368,12 +307,14 @@ class _StorageCounter(TorchDispatchMode):
         return result
 
     def _take_within_kernel(self, func: Operator, args: tuple[Any, ...]) -> None:
-        """Take and free what a kernel takes for itself."""
+        if func is _CONVOLUTION:
+            msg = (
+                "a convolution on a CPU copies what it needs within its kernel, as much as the "
+                "processor likes; memory of convolutions is predicted only for CUDA devices"
+            )
+            raise BatchscapeError(msg)
         if func.namespace == "c10d":
             self._exchange(func, args)
-        elif func in _OF_SAMPLES:
-            for size in _bytes_in_convolution(func, args):
-                self._free(self._take(size))
 
     def _exchange(self, func: Operator, args: tuple[Any, ...]) -> None:
         """Count gloo's buffers, and note what its thread may still hold.

@@ -157,11 +157,10 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
         tokens = f" x sequence_length {length}" if name == "budget.tokens" else ""
         sizes = sorted(global_batches)
         if common > reach:
-            shared, explanation = _out_of_reach(sizes, reach)
-            nearest = near_multiples(value, shared * unit)
             problems.append(
-                f"{name} must be a multiple of every global batch{tokens}; given {value}. "
-                f"{explanation}: use those with {name}={nearest}, or {_UNCOUNTED[name]}"
+                f"{name} must be a multiple of every global batch{tokens}; given {value}, and the "
+                f"global batches {_some(sizes)} have no common multiple up to {reach} samples; "
+                f"use fewer of them, or {_UNCOUNTED[name]}"
             )
             continue
         rule = (
@@ -175,31 +174,6 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
         )
     if problems:
         raise ConfigError("\n".join(problems))
-
-
-def _out_of_reach(sizes: Sequence[int], reach: int) -> tuple[int, str]:
-    """Return a multiple up to `reach` of most global batches, and a text about the others."""
-    # Collect sizes until their common multiple passes `reach`; each at least doubles it, so they
-    # are few.
-    together, against = 1, []
-    for size in sizes:
-        if together <= reach and together % size:
-            together = math.lcm(together, size)
-            against.append(size)
-    for size in list(against):
-        without = [other for other in against if other != size]
-        if math.lcm(*without) > reach:
-            against = without
-    shared, kept = 1, []
-    for size in sizes:
-        if math.lcm(shared, size) <= reach:
-            shared = math.lcm(shared, size)
-            kept.append(size)
-    return shared, (
-        f"The {len(sizes)} global batches of this sweep have no common multiple up to {reach} "
-        f"samples: the least of {_some(against)} is {math.lcm(*against)}. {len(kept)} of them "
-        f"divide {shared} ({_some(kept)})"
-    )
 
 
 def _some(sizes: Sequence[int]) -> str:

@@ -71,11 +71,10 @@ def memory_forecast(
         way = f"{way}, range of {count} measured"
     peak = PredictedRange(value * low, value * high + workspace, value)
     times, more = _PROCESS_OVERHEAD[spec.device_type]
-    taken = PredictedRange(peak.low, times * peak.high + more)
-    if room is not None and taken.low > room:
-        return MemoryForecast(way, peak, taken, room, "does not fit")
-    is_sure = room is not None and taken.high <= room
-    return MemoryForecast(way, peak, taken, room, "fits" if is_sure else "unsure")
+    if room is not None and peak.low > room:
+        return MemoryForecast(way, peak, room, "does not fit")
+    is_sure = room is not None and times * peak.high + more <= room
+    return MemoryForecast(way, peak, room, "fits" if is_sure else "unsure")
 
 
 def why_not_launched(spec: RunSpec, memory: MemoryForecast | None) -> str | None:

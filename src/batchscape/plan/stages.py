@@ -13,7 +13,7 @@ from batchscape.config import Optimizer, RunConfig, Scaling, Sgd
 from batchscape.errors import ConfigError, GeometryError
 from batchscape.geometry import COUNT_LIMIT, BatchGeometry, solve
 from batchscape.record.spec import Stage
-from batchscape.text import list_text, near_multiples
+from batchscape.text import near_multiples
 
 
 def scale_optimizer(
@@ -161,17 +161,10 @@ def check_evaluations(every_samples: int | None, stages: Sequence[Stage]) -> Non
     if problem is None:
         return
     common = math.lcm(*(stage.geometry.global_batch_size for stage in stages))
-    below, samples = every_samples // common * common, sum(stage.samples for stage in stages)
-    works = [
-        f"evaluation.every_samples={near}"
-        for near in (below, below + common)
-        if 0 < near <= samples and _evaluation_within_a_step(near, stages) is None
-    ]
-    way_out = list_text(works) or (
-        f"multiples of {common} (the least common multiple of the global batches) for the samples "
-        "of each stage and for evaluation.every_samples"
+    msg = (
+        f"{problem}; use multiples of {common} (the least common multiple of the global batches) "
+        "for the samples of each stage and for evaluation.every_samples"
     )
-    msg = f"{problem}; use {way_out}"
     raise ConfigError(msg)
 
 

@@ -89,8 +89,6 @@ class OperationCounts:
     """Bytes that operators of a micro-step read and write: fixed, and a sample."""
     kernels: float
     """Operators of a micro-step."""
-    model_flops: float
-    """Operations of a sample without those of padding, as MFU counts them."""
     gradient_bytes: int
     tensors: int
     """Tensors of them."""
@@ -106,8 +104,6 @@ class Coefficients:
     """By their names in `weights`."""
     rings: tuple[float, float]
     """All-reduces of the whole gradient an optimizer step: fixed, and a micro-step."""
-    at_peak_s: float | None = None
-    """Time of the operations of a sample, none done twice, at the device's peak; None on a CPU."""
 
     def step_time_s(self, devices: int, micro: int, accumulation: int) -> Range:
         """Return the range of the step time of a geometry, in seconds.
@@ -155,14 +151,6 @@ class StepTimeRanges:
             return coefficients
         cut = geometry.micro_batch_size, geometry.gradient_accumulation_steps
         return coefficients.step_time_s(geometry.data_parallel_size, *cut)
-
-    def at_peak_s(self, spec: RunSpec, geometry: BatchGeometry) -> float | None:
-        """Return the time of an optimizer step's operations at the peak, to which MFU refers."""
-        coefficients = self.coefficients(spec, geometry)
-        if isinstance(coefficients, str) or coefficients.at_peak_s is None:
-            return None
-        samples = geometry.micro_batch_size * geometry.gradient_accumulation_steps
-        return coefficients.at_peak_s * samples
 
     def coefficients(self, spec: RunSpec, geometry: BatchGeometry) -> Coefficients | str:
         """Return the coefficients of a training step, or why they are not known."""
@@ -239,8 +227,7 @@ class StepTimeRanges:
             ),
             "optimizer_s": Range(*(ranks_per_memory * end for end in update)),
         }
-        at_peak_s = None if kind == "cpu" else shared * facts.model_flops / flops_per_s
-        return Coefficients(terms, rings(config), at_peak_s)
+        return Coefficients(terms, rings(config))
 
     def _links(self, kind: str, ranks: int, nodes: int) -> dict[str, float | None]:
         """Return the bandwidths that a rank's part of an exchange goes through, by their settings.
@@ -379,12 +366,10 @@ def _count_operations(
         return max(0.0, low - slope * _PROBED_SAMPLES[0]), slope
 
     trained = [p for p in module.parameters() if p.requires_grad]
-    flops = line(fewer.flops, more.flops)
     return OperationCounts(
-        flops=flops,
+        flops=line(fewer.flops, more.flops),
         traffic_bytes=line(fewer.traffic_bytes, more.traffic_bytes),
         kernels=fewer.kernels,
-        model_flops=flops[1],
         gradient_bytes=sum(p.nbytes for p in trained),
         tensors=len(trained),
         orthogonalised_flops=sum(_newton_schulz(p) for p in trained),

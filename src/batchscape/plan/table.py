@@ -6,9 +6,8 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
-from datetime import datetime
 from typing import Any
 
 from rich import box
@@ -76,39 +75,29 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
     return [_row(cell) for cell in plan.cells]
 
 
-def plan_table(
-    plan: Plan,
-    predicted: SweepForecast,
-    begin: datetime,
-    *,
-    searched: Collection[str] = (),
-    trials: int = 0,
-) -> RenderableType:
+def plan_table(plan: Plan, predicted: SweepForecast, *, lists_runs: bool = True) -> RenderableType:
     """Return runs, rejections, forecast and counts of a plan for a terminal."""
-    sweep = SweepFolder(plan.sweep_dir)
-    parts: list[RenderableType] = []
-    parts += [_searched_table(plan, searched, trials)] if trials else _runs_table(plan, sweep)
+    parts = _runs_table(plan) if lists_runs else []
     if rejected := [_row(cell) for cell in plan.rejections]:
         parts.append(_rejected_table(rejected))
-    if unpassed := _unpassed_settings(plan):
-        parts.append(Text(f"Not told to the program, and without effect: {', '.join(unpassed)}"))
     commands = [s.config.engine for s in plan.specs if isinstance(s.config.engine, Command)]
     # Most runs of a plan lack the same.
     for what in dict.fromkeys(what for command in commands for what in unlogged(command)):
         parts.append(Text(f"By engine.argv and engine.metrics the program will not tell {what}."))
     cuts = {c.run_id: _costly(c.spec, c.value_of_axis) for c in plan.cells if c.spec is not None}
-    parts += forecast_text(predicted, cuts, begin)
-    if (warning := disk_warning(plan.specs, sweep)) is not None:
-        parts.append(Text(warning))
+    parts += forecast_text(predicted, cuts)
     parts.append(Text(plan_summary(plan)))
     return Group(*parts)
 
 
-def _runs_table(plan: Plan, sweep: SweepFolder) -> list[RenderableType]:
+def _runs_table(plan: Plan) -> list[RenderableType]:
     """Return a table with a line a run."""
-    extra = _other_axes(plan)
+    sweep, own_columns = SweepFolder(plan.sweep_dir), {*_GEOMETRY, "ramp", "seed"}
+    extra = [
+        key for key in plan.cells[0].value_of_axis if key.removeprefix("batch.") not in own_columns
+    ]
     columns = (*extra, "seed", "optimizer_steps", "samples")
-    titles = (*map(_title, extra), "seed", "optimizer\nsteps", "samples")
+    titles = (*(key.replace(".", ".\n") for key in extra), "seed", "optimizer\nsteps", "samples")
     runs = _table(Column("run_id", no_wrap=True), _GEOMETRY_TITLE, *titles, "status")
 
     def line(cell: PlannedCell) -> list[str]:
@@ -124,37 +113,12 @@ def _runs_table(plan: Plan, sweep: SweepFolder) -> list[RenderableType]:
     return [runs, Text(f"{text} {sweep.plan}.")]
 
 
-def _searched_table(plan: Plan, searched: Collection[str], trials: int) -> Table:
-    """Return a table with a line a cell of the axes that are not searched."""
-    extra = [key for key in _other_axes(plan) if key not in searched]
-    columns = (*extra, "optimizer_steps", "samples")
-    titles = (*map(_title, extra), "optimizer\nsteps", "samples", "trials", "runs in\nall")
-    rows = [(cell.spec, _row(cell)) for cell in plan.cells if cell.spec is not None]
-    counts = Counter((_cuts(s), *(_show(row[column]) for column in columns)) for s, row in rows)
-    table = _table(_GEOMETRY_TITLE, *titles)
-    for values, count in counts.items():
-        table.add_row(*values, str(trials), str(count))
-    return table
-
-
-def _other_axes(plan: Plan) -> list[str]:
-    """Return the swept keys without a column of their own."""
-    own_columns = {*_GEOMETRY, "ramp", "seed"}
-    return [
-        key for key in plan.cells[0].value_of_axis if key.removeprefix("batch.") not in own_columns
-    ]
-
-
-def _title(key: str) -> str:
-    return key.replace(".", ".\n")
-
-
-def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: datetime) -> str:
+def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast) -> str:
     """Return the whole plan as JSON.
 
     `runs` has one object a cell: its row of `plan_rows`, and the fields of a `RunForecast`, null
-    where nothing is launched. A figure has `low`, `high`, and `value` where more than the range is
-    known; what cannot fit is `rejected`. `sweep` has the totals of the runs that are left.
+    where nothing is launched; what cannot fit is `rejected`. A figure has `low`, `high` and
+    `value`. `sweep` has the totals of the runs that are left.
     """
     nothing = dict.fromkeys(field.name for field in fields(RunForecast))
     runs = []
@@ -167,7 +131,6 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: dat
                 row |= {"planned": "rejected", "reason": reason}
         runs.append(row)
     device_type = machine.device_type(plan.cells[0].config.launcher)
-    figures = {name: value for name, value in asdict(machine.cluster).items() if value is not None}
     content = {
         "sweep_name": plan.sweep_name,
         "sweep_dir": str(plan.sweep_dir),
@@ -177,28 +140,11 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: dat
             "device_type": device_type,
             "devices": machine.devices(device_type),
             "nodes": machine.nodes,
-            **{name: value for name, value in figures.items() if name not in {"nodes"}},
         },
         "runs": runs,
-        "sweep": predicted.as_plain(begin),
+        "sweep": {name: value for name, value in asdict(predicted).items() if name != "runs"},
     }
     return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
-
-
-def _unpassed_settings(plan: Plan) -> list[str]:
-    """Return the settings of our own loop that no program of a plan is given; groups as one."""
-    commands = [s.config for s in plan.specs if isinstance(s.config.engine, Command)]
-    if not commands:
-        return []
-    per_command = [set(unpassed_settings(config)) for config in commands]
-    unpassed = set.intersection(*per_command)
-    settings = commands[0].to_mapping()
-    names = []
-    for key in sorted(unpassed):
-        group = key.partition(".")[0]
-        keys = {f"{group}.{name}" for name in settings[group]} if "." in key else {key}
-        names.append(f"{group}.*" if "." in key and keys <= unpassed else key)
-    return list(dict.fromkeys(names))
 
 
 def write_plan(plan: Plan) -> None:
@@ -287,7 +233,7 @@ def _ramp(spec: RunSpec, name: str) -> str:
 
 
 def plan_summary(plan: Plan) -> str:
-    """Return the counts of a plan and its folder, in one line."""
+    """Return the counts of a plan and its folder in one line; a warning where its disk is small."""
     text = f"Runs: {len(plan.specs)}. Rejected runs: {len(plan.rejections)}."
     if plan.repeated:
         text += f" Cells left out because they repeat a run: {plan.repeated}."
@@ -300,7 +246,8 @@ def plan_summary(plan: Plan) -> str:
             f" Runs that begin as another one, and go on from its state: {len(beginnings)}; that "
             f"spares {share:.0%} of the optimizer steps to train."
         )
-    return f"{text} Folder: {plan.sweep_dir}"
+    warning = disk_warning(plan.specs, sweep)
+    return f"{text} Folder: {plan.sweep_dir}" + (f"\nWarning. {warning}" if warning else "")
 
 
 def _show(value: Any) -> str:  # noqa: ANN401  (any value of a plan)

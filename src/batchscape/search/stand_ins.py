@@ -21,10 +21,6 @@ class StandIns(NamedTuple):
     """Description of the search."""
     cells: SweepCells
     """One cell for each run, in the middle of every interval, unless a grid grows."""
-    searched: tuple[str, ...]
-    """Keys whose values the search chooses."""
-    trials: int
-    """Number of trials of each study."""
 
 
 def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> StandIns:
@@ -55,4 +51,4 @@ def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> StandIns:
         f"trials, whose values are chosen on the way, and {studies * in_grid} of the grid around "
         f"the best. Planned as if each had {point_text(point)}."
     )
-    return StandIns(text, replace(grid, cells=cells, intervals=()), space.keys, space.trials)
+    return StandIns(text, replace(grid, cells=cells, intervals=()))

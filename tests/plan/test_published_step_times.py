@@ -164,9 +164,9 @@ def facts(config, data, precision):  # noqa: ARG001
                 itertools.product(*weights), itertools.product(*PROBED.values()), strict=True
             )
         )
-    flops, each, fixed, traffic, kernels, of_model, gradient, tensors = values.tolist()
+    flops, each, fixed, traffic, kernels, gradient, tensors = values.tolist()
     return OperationCounts(
-        (flops, each), (fixed, traffic), kernels, of_model, round(gradient), round(tensors), 0.0
+        (flops, each), (fixed, traffic), kernels, round(gradient), round(tensors), 0.0
     )
 
 
@@ -175,7 +175,6 @@ def flat(counts):
         *counts.flops,
         *counts.traffic_bytes,
         counts.kernels,
-        counts.model_flops,
         counts.gradient_bytes,
         counts.tensors,
     ]

@@ -150,7 +150,7 @@ IN_PIN_THREAD = RuntimeError(
     "call last):\ntorch.AcceleratorError: CUDA error: out of memory"
 )
 ONEDNN = RuntimeError("could not create a primitive")
-HOST, OUTSIDE = "; it is the memory of the host", "; it was not in an optimizer step"
+HOST, OUTSIDE = "; that is the memory of the host", "; it was not in an optimizer step"
 
 
 def pinned(error):

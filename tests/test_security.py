@@ -368,8 +368,7 @@ def test_every_way_of_writing_follows_the_umask(umask, tmp_path, monkeypatch):
         with sweep_lock(SweepFolder(tmp_path / "sweep")):
             pass
         monkeypatch.setenv("BATCHSCAPE_RUN_DIR", str(tmp_path / "sweep" / "program"))
-        with Recorder(rank=0):
-            pass
+        Recorder(rank=0).close()
         recorded = list((tmp_path / "sweep" / "program").rglob("*.jsonl"))
     finally:
         os.umask(before)

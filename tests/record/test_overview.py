@@ -12,7 +12,7 @@ from rich.console import Console
 
 from batchscape.errors import RecordError
 from batchscape.record.claims import CLAIMS
-from batchscape.record.files import JsonLines, write_json
+from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import is_held, take
 from batchscape.record.overview import overview, overview_text
@@ -103,6 +103,19 @@ def test_what_is_not_damaged_but_cannot_be_read(
     text = " ".join(console.file.getvalue().split())
     assert "The same command now begins 1, leaves 1 alone, skips 1 done." in text
     assert "--retry" not in text
+
+
+@pytest.mark.parametrize("left_out", ["status", "attempts", "seal"])
+def test_a_status_without_its_parts_is_damage_of_that_run_alone(
+    sweep: SweepFolder, add: Callable[..., RunFolder], left_out: str
+) -> None:
+    add("a", RunStatus(Status.COMPLETED))
+    folder = add("b", RunStatus(Status.COMPLETED))
+    content = read_json(folder.status)
+    torn = {name: value for name, value in content.items() if name != left_out}
+    for damaged in (torn, content | {"status": None}):
+        write_json(folder.status, damaged)
+        assert [run.status for run in overview(sweep).runs] == ["completed", "unreadable"]
 
 
 def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:

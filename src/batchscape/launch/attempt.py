@@ -123,11 +123,13 @@ class ActiveRun:
         if self._spoil_reason is None:
             self._spoil_reason = reason
             # Now, for the case that this launcher is killed; else `_conclude` writes it last.
-            with contextlib.suppress(OSError, RecordError):
+            with contextlib.suppress(OSError):
                 self._write_spoiled()
 
     def _write_spoiled(self) -> None:
-        if self._spoil_reason is not None:
+        if self._spoil_reason is None:
+            return
+        with contextlib.suppress(RecordError):  # a damaged record tells no valid times either
             launch = read_json(self.folder.launch)
             invalidate_times(launch, self._spoil_reason)
             write_json(self.folder.launch, launch)

@@ -289,10 +289,11 @@ _WORDS = {"status": Status, "stop_reason": StopReason, "cause": Cause}
 def _parse(kind: type[_End], path: Path, content: dict[str, Any]) -> _End:
     """Make an end of the content of its file."""
     try:
-        if missing := sorted({one.name for one in fields(kind)} - content.keys()):
+        parts = ("status", "attempts", "seal") if kind is RunStatus else ("status",)
+        if missing := [name for name in parts if content.get(name) is None]:
             raise ValueError(f"it lacks {', '.join(missing)}")
         for name, word in _WORDS.items():
-            if content[name] is not None or name == "status":
+            if content.get(name) is not None:
                 content[name] = word(content[name])
         if "attempts" in content:
             content["attempts"] = [Attempt(**attempt) for attempt in content["attempts"]]

@@ -181,7 +181,7 @@ def interval_text(value: float, low: float, high: float, n: int, digits: int = 3
 
     What rounding leaves of a zero within the interval is written 0.
     """
-    is_zero = abs(value) < _ROUNDING * min(-low, high)
+    is_zero = math.isfinite(high - low) and abs(value) < _ROUNDING * min(-low, high)
     text = significant(0.0 if is_zero else value, digits)
     if math.isnan(value):
         return text

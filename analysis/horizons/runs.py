@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.hardware import is_timed_alone
 from batchscape.analysis.horizons.optima import NAMES
 from batchscape.analysis.learning_rate.aim import LOSS
@@ -37,17 +37,18 @@ def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
 def without_shorter_horizons(cells: Cells, runs: pd.DataFrame) -> Cells:
     """Leave out shorter horizons of a training whose longest one has a grid of all their runs.
 
-    `runs` are those of `runs_by_horizon`; one counts that has a final loss or diverged. Cells keep
-    their numbers.
+    `runs` are those of `runs_by_horizon`; one counts that has a final loss, diverged or ran out of
+    memory. Cells keep their numbers.
     """
-    runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *NAMES, "seed", LOSS])])
+    point = [*dict.fromkeys([*GEOMETRY, *NAMES, "seed"])]
+    runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *point, LOSS])])
     shorter: list[int] = []
     for _, rows in runs.groupby("group"):
-        ended = rows[rows[LOSS].notna() | rows["status"].eq("diverged")]
+        ended = rows[rows[LOSS].notna() | rows["status"].isin(["diverged", "oom"])]
         longest = ended["horizon"].max()
         at_longest = ended[ended["horizon"].eq(longest)]
-        points = set(at_longest[[*NAMES, "seed"]].itertuples(index=False, name=None))
-        others = ended[ended["horizon"].lt(longest)][[*NAMES, "seed"]]
+        points = set(at_longest[point].itertuples(index=False, name=None))
+        others = ended[ended["horizon"].lt(longest)][point]
         has_all = points.issuperset(others.itertuples(index=False, name=None))
         if has_all and at_longest[list(NAMES)].nunique().ge(3).all():
             shorter += rows.index[rows["horizon"].lt(longest)].tolist()

@@ -31,6 +31,7 @@ def test_from_three_units_on_the_interval_is_shown():
     assert estimate(3, 120.0, 95.0, 160.0).text() == "120 [95.0, 160]"
     assert interval_text(120.0, 95.0, math.inf, 3) == "120 [95.0, ∞]"
     assert interval_text(5.0, -1.0, math.inf, 3) == "5.00 [-1.00, ∞]"
+    assert interval_text(5.0, -math.inf, math.inf, 3) == "5.00 [-∞, ∞]"
     assert interval_text(9.1e-17, -0.14, 0.14, 3) == "0 [-0.140, 0.140]"
     assert interval_text(9.1e-17, 8e-17, 1e-16, 3).startswith("9.10 ")
     assert interval_text(math.nan, 1.0, 2.0, 3) == "—"

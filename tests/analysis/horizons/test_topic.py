@@ -181,13 +181,17 @@ def test_losses_elsewhere_are_those_of_the_longest_horizon_where_it_has_all_runs
     assert longest.contexts == ["optimizer.learning_rate"]
     assert cells.runs["cell"][longest.runs.index].tolist() == longest.runs["cell"].tolist()
     ends_late = grid["planned_samples"].eq(640)
-    # One long run beside a grid, one that is at work, other schedules, two rates, no loss at all.
+    # One long run beside a grid, one that is at work, a cut that ran out of memory in short ones
+    # alone, other schedules, two rates, no loss at all.
+    hungry = grid[~ends_late].assign(status="oom", final_eval_loss=np.nan)
+    hungry["micro_batch_size"] *= 2
     one_long = ~ends_late | (grid.index == ends_late.idxmax())
     at_work = grid.assign(status=grid["status"].mask(grid.index == ends_late.idxmax(), "running"))
     at_work["final_eval_loss"] = at_work["final_eval_loss"].where(at_work["status"] != "running")
     for runs in (
         grid[one_long],
         at_work,
+        pd.concat([grid, hungry], ignore_index=True),
         grid.assign(**{"schedule.name": "constant"}),
         grid[grid["learning_rate"] < 0.3],
         grid.drop(columns="final_eval_loss"),

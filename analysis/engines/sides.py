@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -9,6 +10,7 @@ import pandas as pd
 from batchscape.analysis.cells import GEOMETRY, PROGRAMS, SEEDS, Cells, setting_label
 from batchscape.analysis.comparing.pairs import blocks_of, contrasts_of, logarithm
 from batchscape.analysis.equivalence.decompositions import differences_by_cell, step_differences
+from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.joins import column_of
 from batchscape.config import Affects, affects_of
 
@@ -38,9 +40,13 @@ def engines_of(cells: Cells) -> pd.Series[str]:
 
 
 def shared_settings(cells: Cells) -> list[str]:
-    """Return the varying settings, beside the engine, that decide losses."""
+    """Return the varying settings beside those of the engine alone, which decide no loss."""
     affects = {name: affects_of(name) for name in cells.settings if name != _ENGINE}
-    return [name for name, what in affects.items() if what is None or Affects.LOSS in what]
+    return [
+        name
+        for name, what in affects.items()
+        if not name.startswith("engine.") or what is None or Affects.LOSS in what
+    ]
 
 
 def engine_members(cells: Cells) -> pd.DataFrame:
@@ -99,7 +105,8 @@ def compare_engines(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         values = rows.assign(value=logarithm(cells.figures.loc[rows.index, figure]))
         for contrast in contrasts_of(values, "cell", ["place"], "block", to_reference):
             ratio = contrast.estimate(figure, "ratio")
-            parts = {"": ratio.value, "_low": ratio.low, "_high": ratio.high, "_n": ratio.n}
+            low, high = (ratio.low, ratio.high) if ratio.n >= FEWEST else (math.nan, math.nan)
+            parts = {"": ratio.value, "_low": low, "_high": high, "_n": ratio.n}
             if contrast.level in table.index:
                 for part, number in parts.items():
                     table.loc[contrast.level, f"{figure}_ratio{part}"] = number

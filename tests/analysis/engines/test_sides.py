@@ -94,3 +94,17 @@ def test_settings_of_one_engine_are_in_its_name_and_no_engines_of_their_own(buil
     cells = find_cells(load(sweep.path).runs)
     names = ["ddp", "deepspeed, zero stage 0", "deepspeed, zero stage 3"]
     assert sorted(engine_members(cells)["engine"]) == names
+
+
+def test_another_cost_is_no_counterpart_and_two_runs_have_no_interval(build):
+    """Of ddp with and without workers, fsdp with workers is held against the one with them."""
+    sweep = build()
+    for engine, workers in (("ddp", 0), ("ddp", 4), ("fsdp", 4)):
+        for seed in (0, 1):
+            sweep.run((1, 32, 1), seed=seed, engine={"name": engine}, loader__workers=workers)
+    _, cells, table = compared(sweep)
+    (row,) = table.reset_index().to_dict("records")
+    assert (row["engine"], row["reference"], row["step_time_s_ratio_n"]) == ("fsdp", "ddp", 2)
+    base = engine_members(cells).query("engine == 'ddp'")["cell"].unique()
+    assert cells.table["loader.workers"][base].tolist() == ["4"]
+    assert np.isnan([row["step_time_s_ratio_low"], row["step_time_s_ratio_high"]]).all()

@@ -671,6 +671,20 @@ def test_an_open_interval_asks_for_more_seeds(world):
     assert verdict.settle.endswith("seed=0,1,2,3,4,5,6,7,8,9")
 
 
+def test_an_open_exponent_asks_for_more_seeds_than_there_are(world):
+    """Its effect counts global batches, of which there are three."""
+    table, seeds = world(), range(7)
+    for seed in seeds:
+        for batch in BATCHES:
+            best = 1e-3 * jitter(seed, batch, size=0.3)
+            for rate in 10.0 ** np.arange(-4, -1.5, 0.5):
+                loss = 2 + np.log(rate / best) ** 2
+                table.run((1, batch, 1), seed, rate=rate, final_eval_loss=loss)
+    verdict = judged("learning-rate-grows-with-batch", table.evidence())
+    assert (verdict.verdict, verdict.effect.n) == ("not identified", 3)
+    assert str(verdict.settle).endswith(f" seed={','.join(map(str, range(2 * len(seeds))))}")
+
+
 @pytest.mark.parametrize("noise", [0.05, 2.0])
 def test_the_exponent_of_a_claim_is_that_of_the_report(world, noise):
     table = world()

@@ -235,15 +235,18 @@ def of_noise_scale(context: Context) -> Result | None:
     """Critical batches by branches over the gradient noise scale in the same windows."""
     if context.ages.empty:
         return None
+    # Columns: a noise scale may be 0, by which a number is infinitely larger.
+    ages = context.ages.assign(
+        value=lambda ages: ages["estimate"] / ages["noise_estimate"],
+        from_low=lambda ages: ages["low"] / ages["noise_high"],
+        to_high=lambda ages: ages["high"] / ages["noise_low"],
+    )
     ratios = []
     # Of ages that leave it open alike one with a value decides.
-    for _, row in context.ages.sort_values("estimate", key=pd.isna, kind="stable").iterrows():
-        value, low, high = (
-            row[end] / row[f"noise_{noise}"]
-            for end, noise in (("estimate", "estimate"), ("low", "high"), ("high", "low"))
-        )
+    for _, row in ages.sort_values("estimate", key=pd.isna, kind="stable").iterrows():
         method = "ends of both 95 % intervals"
-        ratio = Estimate(value, low, high, int(row["n"]), "", method, "")
+        ends = row["value"], row["from_low"], row["to_high"]
+        ratio = Estimate(*ends, int(row["n"]), "", method, "")
         name, ids = f"an age of {row['age_samples']} samples", row["run_ids"].split()
         ratios.append(Contrast.of_estimate(name, ratio, ids))
     return Result({"ages": ratios})

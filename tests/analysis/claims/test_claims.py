@@ -346,6 +346,61 @@ def test_censored_runs_bound_the_effect_from_below(world):
     assert "in samples, for lack of valid times" in verdict.explanation
 
 
+def add_reaches(table: Any, group: int, rates: Sequence[float], best: float, **more: Any) -> None:
+    """Targets that each batch reaches after 1000 samples at its best rate, and later at others."""
+    for seed in SEEDS:
+        for steps in (1, 4, 16):
+            for rate in rates:
+                slower = 1 + abs(np.log(rate / best)) * (1 + 0.2 * steps)
+                reach = 1000 * slower * jitter(seed, steps, int(rate * 1e5))
+                curve = falling(8 * steps) * jitter(seed, steps)
+                table.run((1, 8, steps), seed, rate=rate, reach=reach, curve=curve, **more)
+                table.reaches[-1]["group"] = group
+
+
+def test_runs_of_each_budget_are_taken_at_the_best_rate_of_their_own(world):
+    """At the other budget's best rate the largest batch would take 1.6 times the samples."""
+    table, rates = world(), (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+    for group, best in enumerate((1e-3, 4e-3)):
+        budget = {"budget.samples": 1000 + group}
+        add_reaches(table, group, rates, best, sweep_dir=f"sweep-{group}", **budget)
+    verdict = judged("fewer-updates-slower-convergence", table.evidence())
+    assert verdict.verdict == "contradicted"
+    assert verdict.effect.value == pytest.approx(1, abs=0.01)
+    taken = {row["learning_rate"] for row in table.runs if row["run_id"] in verdict.run_ids}
+    assert taken == {1e-3, 4e-3}
+    assert (verdict.effect.n, verdict.n_runs) == (
+        2 * len(SEEDS),
+        2 * 2 * len(SEEDS) + len(SEEDS) * 2,
+    )
+
+
+def test_a_best_rate_that_is_tuned_in_one_group_alone_takes_each_run_once(world):
+    """0.001 lies inside the grid of one cadence of evaluations, and is the lowest of the other."""
+    table = world()
+    for group, rates in enumerate(((5e-4, 1e-3, 2e-3), (1e-3, 2e-3, 4e-3))):
+        cadence = {"evaluation.every_samples": 64 * (group + 1)}
+        add_reaches(table, group, rates, 1e-3, sweep_dir=f"sweep-{group}", **cadence)
+    verdict = judged("too-small-unstable", table.evidence())
+    assert verdict.verdict == "contradicted"
+    assert (verdict.effect.n, verdict.n_runs) == (2 * len(SEEDS), 2 * 2 * len(SEEDS))
+    assert verdict.effect.note == "learning rates were not tuned for each global batch"
+
+
+def test_a_noise_scale_whose_interval_ends_at_0_bounds_the_ratio_from_below(world):
+    table = filled(world, "noise-scale-tells-critical-batch", holds=True)
+    (scale,) = {len(frame) for frame in table.steps if frame["small_batch_size"].eq(2).all()}
+    squares = iter((0.8, 1.05, 1.3, 0.9))
+    for frame in table.steps:
+        if frame["small_batch_size"].eq(2).all():
+            frame["gradient_norm"] = 1.0
+            frame["small_gradient_square"] = next(squares)
+    verdict = judged("noise-scale-tells-critical-batch", table.evidence())
+    assert scale == 1536 // 4
+    assert verdict.verdict == "contradicted"
+    assert 2 < verdict.effect.low < verdict.effect.value < verdict.effect.high == np.inf
+
+
 @pytest.mark.parametrize("valid", [True, False])
 def test_batches_that_differ_in_their_micro_batch_are_not_held_against_each_other(world, valid):
     """The micro-batch grows with the batch: a time may be that of the cut, a sample is none."""

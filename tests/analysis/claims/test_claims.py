@@ -585,6 +585,65 @@ def test_seeds_that_all_diverge_show_instability_and_cuts_do_not_multiply_them(
     assert judged("too-small-unstable", table(2).evidence()).verdict == "not identified"
 
 
+def test_a_seed_in_which_both_batches_diverge_tells_nothing(world):
+    """Two of six diverge at 4 and at 16: the other seeds are alike, and 4 is not called stable."""
+    for lost, n in ((2, 4), (6, 0)):
+        table = world()
+        for seed in range(6):
+            for batch in BATCHES:
+                status = "diverged" if batch < 64 and seed < lost else "completed"
+                table.run((1, batch, 1), seed, curve=falling(batch), status=status)
+        verdict = judged("too-small-unstable", table.evidence())
+        assert verdict.verdict == "not identified"
+        assert verdict.effect.n == n
+        assert verdict.n_runs == 2 * n
+
+
+def test_no_rise_is_larger_than_that_of_a_middle_batch_that_diverged(world):
+    """The smallest rises by more than its loss at the start, and yet never diverges."""
+    table = world()
+    for seed in SEEDS:
+        for batch in BATCHES:
+            curve = falling(batch) * jitter(seed, batch)
+            if batch == 4:
+                curve[200:260] *= 5
+            status = "diverged" if batch == 16 else "completed"
+            table.run((1, batch, 1), seed, curve=curve, status=status)
+    verdict = judged("too-small-unstable", table.evidence())
+    assert verdict.verdict != "supported"
+    assert verdict.effect.value <= 0
+
+
+def test_rises_of_runs_that_diverged_have_no_interval(world):
+    """They are one constant, whose spread of 0 says nothing."""
+    table = world()
+    for seed in SEEDS:
+        for batch in BATCHES:
+            status = "diverged" if batch == 4 else "completed"
+            table.run((1, batch, 1), seed, curve=falling(batch), status=status)
+    verdict = judged("too-small-unstable", table.evidence())
+    assert (verdict.verdict, verdict.effect.value) == ("supported", 1)
+    assert math.isnan(verdict.effect.low)
+    assert math.isnan(verdict.effect.high)
+    assert verdict.effect.method == "no interval; diverged: 4 of 4 at 4, 0 of 4 at 16"
+    assert "[" not in verdict.explanation
+
+
+@pytest.mark.parametrize(("off", "expected"), [(0.5, "contradicted"), (0.0, "supported")])
+@pytest.mark.parametrize("first", [[(1, 32, 1), (1, 8, 4)], [(1, 16, 2), (1, 8, 4)]])
+def test_accumulation_is_compared_on_every_number_of_devices(world, first, off, expected):
+    """One device has a cut without accumulation, or none; on four, accumulation ends `off`."""
+    table = world()
+    for seed in SEEDS:
+        for cut in [*first, (4, 8, 1), (4, 4, 2)]:
+            loss = 2 + 0.1 * seed + off * (cut == (4, 4, 2))
+            table.run(cut, seed, final_eval_loss=loss + 1e-5 * (jitter(seed, *cut, size=1) - 1))
+    verdict = judged("accumulation-equals-large-batch", table.evidence())
+    assert verdict.verdict == expected
+    assert verdict.effect.value == pytest.approx(off, abs=1e-3)
+    assert f"Farthest of {1 + (first[0][2] == 1)}: " in verdict.explanation
+
+
 @pytest.mark.parametrize(
     "name", ["decompositions-are-equivalent", "accumulation-equals-large-batch"]
 )

@@ -960,6 +960,13 @@ def test_a_confounded_claim_is_not_identified(world, name, confounder):
     assert {verdict.verdict for verdict in verdicts} == {"not identified"}
 
 
+@pytest.mark.parametrize("apart", ["sweep", "seeds"])
+def test_best_rates_need_neither_one_sweep_nor_equal_seeds(world, apart):
+    """As the pages on claims and numbers say of this claim alone."""
+    table = fill(confound(world(), OF_RATES, apart), OF_RATES, holds=True)
+    assert judged(OF_RATES, table.evidence()).verdict == "supported"
+
+
 def test_a_rate_that_a_rule_makes_for_each_batch_confounds_nothing(
     world,
 ):

@@ -26,13 +26,15 @@ this page). `batchscape report DIR...` judges all of them on your own hardware a
 * **not identified** is everything between, or no runs at all, and names the sweep that would settle
   it. "Not significant" is never "equal": equality is shown by an interval inside a margin (TOST).
 
-Compared are runs of one sweep and equal seeds that agree in all but the factor of the claim.
-Different hardware, precision, model, data, optimizer or schedule are never pooled: each context has
-a verdict of its own, and contexts that disagree are listed. Where there are several learning rates,
-every global batch is judged at its best one, as the report finds it; where each was set a rate of
-its own, and no other, nothing about batches is identified. A rule over several comparisons corrects
-for their number; nothing corrects for the number of claims. Where runs state several equivalence
-margins, claims that rest on one have no verdict.
+Compared are runs of one sweep and equal seeds that agree in all but the factor of the claim. Cuts
+of one trajectory may be of several sweeps, and so may the best learning rates of
+`learning-rate-grows-with-batch`, each with an interval over seeds of its own. Different hardware,
+precision, model, data, optimizer or schedule are never pooled: each context has a verdict of its
+own, and contexts that disagree are listed. Where there are several learning rates, every global
+batch is judged at its best one, as the report finds it; where each was set a rate of its own, and
+no other, nothing about batches is identified. A rule over several comparisons corrects for their
+number; nothing corrects for the number of claims. Where runs state several equivalence margins,
+claims that rest on one have no verdict.
 
 From a notebook:
 

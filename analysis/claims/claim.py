@@ -197,14 +197,14 @@ class Claim:
 
     def _verdict(self, context: Context, judgement: Judgement) -> Verdict:
         """Add the context, and a command for more seeds where these decide too little."""
-        n = judgement.effect.n
-        seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
+        is_behind = context.runs["run_id"].isin(judgement.run_ids)
+        n_seeds = context.runs.loc[is_behind, "seed_block"].nunique()
+        seeds = range(min(max(_SEEDS, 2 * n_seeds), _MOST_SEEDS))
         command = judgement.settle
         if command is None and judgement.is_compared:
             command = seeds_command(context.runs, seeds)
-        more = f" seed={','.join(map(str, seeds))}" if n > 1 else ""
+        more = f" seed={','.join(map(str, seeds))}" if judgement.effect.n > 1 else ""
         settle = command or self.settle + more
-        is_behind = context.runs["run_id"].isin(judgement.run_ids)
         return Verdict(
             **{**vars(judgement), "settle": settle if judgement.verdict == OPEN else None},
             claim=self,

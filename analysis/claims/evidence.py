@@ -20,7 +20,7 @@ from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, stated_margin
 from batchscape.analysis.hardware import is_timed_alone, was_started
 from batchscape.analysis.joins import rows_of
-from batchscape.analysis.learning_rate.aim import Optima, final_losses, find_optima
+from batchscape.analysis.learning_rate.aim import LOSS, Optima, final_losses, find_optima
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.analysis.targets.schema import check
 from batchscape.config import Affects, affects_of
@@ -115,12 +115,23 @@ class Context:
         None are kept where each batch was set a rate of its own, which is another factor then; a
         rule that makes rates of one setting chooses none.
         """
-        if self.optima is None:
+        if self._best_runs is None:
             rates = self.runs[RATE if RATE in self.runs else "learning_rate"]
             return rows.assign(tuned=False).head(len(rows) if rates.nunique() < 2 else 0)
-        keys = ["global_batch_size", "learning_rate"]
+        keys = ["sweep_dir", "run_id"]
+        return rows.reset_index(names="row").merge(self._best_runs, on=keys).set_index("row")
+
+    @cached_property
+    def _best_runs(self) -> pd.DataFrame | None:
+        """The runs at the best rate of their group and global batch: keys of a run, and `tuned`."""
+        if self.optima is None:
+            return None
+        table, value, _ = self.optima
+        keys = [name for name in ("group", "global_batch_size", "learning_rate") if name in table]
         chosen = at_best_learning_rate(*self.optima)[[*keys, "tuned"]].drop_duplicates()
-        return rows.reset_index(names="row").merge(chosen, on=keys).set_index("row")
+        # Final losses choose a rate for the runs that stopped before the end, too.
+        tried = self.runs if value == LOSS else table
+        return tried.merge(chosen, on=keys)[["sweep_dir", "run_id", "tuned"]]
 
     def curves(self, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return steps and evaluations by `run` (its index) in order of time, NaN where missing."""

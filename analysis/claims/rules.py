@@ -114,8 +114,8 @@ def every(tests: Sequence[Test]) -> Test:
     def test(ways: int = 1, places: int = 1) -> Decision | None:
         usable = [each for each in tests if each()]
         decisions = [each(ways, places * len(usable)) for each in usable]
-        least = min(filter(None, decisions), key=lambda decision: decision.supports, default=None)
-        most = max(filter(None, decisions), key=lambda decision: decision.contradicts, default=None)
+        least = min(filter(None, decisions), key=lambda each: _known(each.supports), default=None)
+        most = max(filter(None, decisions), key=lambda each: _known(each.contradicts), default=None)
         if least is None or most is None:
             return None
         return Decision(
@@ -135,9 +135,14 @@ def some(tests: Sequence[Test]) -> Test:
         decisions = [*filter(None, (each(ways * len(usable), places) for each in usable))]
         if not decisions:
             return None
-        best = max(decisions, key=lambda decision: decision.supports)
+        best = max(decisions, key=lambda decision: _known(decision.supports))
         is_complete = len(usable) == len(tests)
-        none = min(each.contradicts for each in decisions) if is_complete else -math.inf
+        none = min(_known(each.contradicts) for each in decisions) if is_complete else -math.inf
         return Decision(best.supports, none, best.deciding)
 
     return test
+
+
+def _known(distance: float) -> float:
+    """Return a distance; of ends that an infinite difference leaves unknown nothing holds."""
+    return -math.inf if math.isnan(distance) else distance

@@ -105,7 +105,9 @@ def _answer(main: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Iterator[st
         return
     numbers = {answer: answers.count({answer}) for answer in (SUPPORTED, CONTRADICTED, OPEN)}
     counts = [f"{count} {answer}" for answer, count in numbers.items() if count]
-    yield f"Of {len(answers)} claims, these runs leave {', '.join(counts)}."
+    differing = sum(len(of_claim) > 1 for of_claim in answers)
+    more = f", and {differing} that differ between contexts" if differing else ""
+    yield f"Of {len(answers)} claims, these runs leave {', '.join(counts)}{more}."
     # What was tested and stayed open had its chance to be settled wrongly too.
     tested = sum(verdict.effect.is_identified for verdict in verdicts)
     yield (
@@ -121,6 +123,11 @@ def _warnings(settled: Sequence[Verdict]) -> Iterator[str]:
         if len({verdict.verdict for verdict in group}) > 1:
             places = "; ".join(f"{v.verdict} for {v.context}" for v in group)
             yield f"Contexts disagree on {group[0].claim.id}: {places}."
+    if names := [v.claim.id for v in settled if "not tuned" in (v.effect.note or "")]:
+        yield (
+            "Learning rates were not tuned for each global batch, which alone may decide: "
+            f"{', '.join(dict.fromkeys(names))}."
+        )
 
 
 def _table(verdicts: Sequence[Verdict], main: Sequence[Verdict]) -> Table:

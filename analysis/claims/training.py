@@ -28,7 +28,7 @@ LEAST = 0.1
 RISE = 0.02
 """A rise larger than the reference's by 2 % of the loss at the start counts as unstable: ours."""
 LOST = 1.0
-"""The rise of a run that diverged: it lost the whole of its loss at the start. Ours."""
+"""The least rise of a run that diverged: it lost the whole of its loss at the start. Ours."""
 _BATCH = "global_batch_size"
 _EPOCHS = 2.0
 """Before the data come around, training loss is a held-out loss, and there is no gap to widen."""
@@ -89,10 +89,31 @@ def of_rises(context: Context) -> Result | None:
     runs = ends.runs[ends.runs["status"].isin(["completed", "diverged"])]
     is_lost = runs["status"].eq("diverged")
     rises = largest_rises(context.curves(runs)[0], runs[_BATCH], runs.index[~is_lost])
-    contrasts = ends.compare(runs.assign(value=rises.mask(is_lost, LOST)))
-    seeds = is_lost.groupby([runs[_BATCH], runs["seed_block"]]).any().groupby(level=0)
+    # No rise is larger than that of a run that diverged; of two such runs none is.
+    rises = rises.mask(is_lost, max(LOST, rises.max()))
+    lost_seeds = is_lost.groupby([runs[_BATCH], runs["seed_block"]]).any()
+    is_lost_twice = runs["seed_block"].map(lost_seeds.groupby(level=1).sum()).gt(1)
+    seeds = lost_seeds.groupby(level=0)
     counts = ", ".join(f"{lost.sum()} of {len(lost)} at {batch}" for batch, lost in seeds)
-    return Result({"rise": contrasts}, {"counts": counts, "windows": WINDOWS}, note=ends.note)
+    is_bound = bool(is_lost[runs[_BATCH].eq(ends.end)].any())
+    tested = [
+        replace(contrast, bounds_below=is_bound)
+        for contrast in ends.compare(runs.assign(value=rises.mask(is_lost_twice)))
+    ]
+    shown = [_without_ends(contrast, runs[is_lost], counts, ends.note) for contrast in tested]
+    facts = {"counts": counts, "windows": WINDOWS}
+    return Result({"rise": [*tested, *shown]}, facts, note=ends.note)
+
+
+def _without_ends(
+    contrast: Contrast, lost: pd.DataFrame, counts: str, note: str | None
+) -> Contrast:
+    """Give the mean no interval where runs that diverged, all of one rise, have a part in it."""
+    if lost["run_id"].isin(contrast.run_ids).sum() == 0:
+        return contrast
+    method = f"no interval; diverged: {counts}"
+    size = Estimate(contrast.mean, math.nan, math.nan, len(contrast.values), "", method, "", note)
+    return replace(contrast, size=size)
 
 
 def at_equal_training_loss(context: Context) -> Result | None:
@@ -167,14 +188,16 @@ def _paired_cuts(
     """Compare cuts equal in some columns. None: there is nothing to compare and nothing to say."""
     is_invariant = ~context.runs["not_invariant"].astype(object).fillna("").astype(bool)
     runs, cells = context.runs[is_invariant], context.cells
-    pairs = paired_differences(replace(cells, runs=cells.runs[is_invariant]))
+    if runs.empty:
+        return None
+    # The first cut of each place is the reference of all others there.
+    places = [replace(cells, runs=part) for _, part in runs.groupby(equal_columns)]
+    pairs = pd.concat([paired_differences(place) for place in places], ignore_index=True)
     has_held_out = context.figures["final_eval_loss"].notna().all()
     pairs = pairs[pairs["quantity"].eq("final_eval_loss" if has_held_out else "final_loss")]
     pairs = pairs[np.isfinite(pairs["difference"])]
-    sides = [cells.table.loc[pairs[name]] for name in ("cell", "reference")]
-    is_kept = (sides[0][equal_columns].to_numpy() == sides[1][equal_columns].to_numpy()).all(axis=1)
     if only_with_unaccumulated:
-        is_kept &= sides[1][FACTORS[2]].eq(1).to_numpy()
+        pairs = pairs[pairs["reference"].map(cells.table[FACTORS[2]]).eq(1)]
     labels = geometry_label(cells.table).to_dict()
     contrasts = [
         Contrast(
@@ -182,7 +205,7 @@ def _paired_cuts(
             rows["difference"].to_numpy(dtype=float),
             tuple(sorted({*rows["run_id"], *rows["run_id_reference"]})),
         )
-        for (cell, reference), rows in pairs[is_kept].groupby(["cell", "reference"])
+        for (cell, reference), rows in pairs.groupby(["cell", "reference"])
     ]
     # Of any two cuts: the one that all are compared with may have failed, or diverged as well.
     ended_runs = runs[runs["status"].isin(["completed", "diverged"])]
@@ -235,15 +258,18 @@ def of_noise_scale(context: Context) -> Result | None:
     """Critical batches by branches over the gradient noise scale in the same windows."""
     if context.ages.empty:
         return None
+    # Columns: a noise scale may be 0, by which a number is infinitely larger.
+    ages = context.ages.assign(
+        value=lambda ages: ages["estimate"] / ages["noise_estimate"],
+        from_low=lambda ages: ages["low"] / ages["noise_high"],
+        to_high=lambda ages: ages["high"] / ages["noise_low"],
+    )
     ratios = []
     # Of ages that leave it open alike one with a value decides.
-    for _, row in context.ages.sort_values("estimate", key=pd.isna, kind="stable").iterrows():
-        value, low, high = (
-            row[end] / row[f"noise_{noise}"]
-            for end, noise in (("estimate", "estimate"), ("low", "high"), ("high", "low"))
-        )
+    for _, row in ages.sort_values("estimate", key=pd.isna, kind="stable").iterrows():
         method = "ends of both 95 % intervals"
-        ratio = Estimate(value, low, high, int(row["n"]), "", method, "")
+        ends = row["value"], row["from_low"], row["to_high"]
+        ratio = Estimate(*ends, int(row["n"]), "", method, "")
         name, ids = f"an age of {row['age_samples']} samples", row["run_ids"].split()
         ratios.append(Contrast.of_estimate(name, ratio, ids))
     return Result({"ages": ratios})

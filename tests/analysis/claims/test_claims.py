@@ -346,6 +346,61 @@ def test_censored_runs_bound_the_effect_from_below(world):
     assert "in samples, for lack of valid times" in verdict.explanation
 
 
+def add_reaches(table: Any, group: int, rates: Sequence[float], best: float, **more: Any) -> None:
+    """Targets that each batch reaches after 1000 samples at its best rate, and later at others."""
+    for seed in SEEDS:
+        for steps in (1, 4, 16):
+            for rate in rates:
+                slower = 1 + abs(np.log(rate / best)) * (1 + 0.2 * steps)
+                reach = 1000 * slower * jitter(seed, steps, int(rate * 1e5))
+                curve = falling(8 * steps) * jitter(seed, steps)
+                table.run((1, 8, steps), seed, rate=rate, reach=reach, curve=curve, **more)
+                table.reaches[-1]["group"] = group
+
+
+def test_runs_of_each_budget_are_taken_at_the_best_rate_of_their_own(world):
+    """At the other budget's best rate the largest batch would take 1.6 times the samples."""
+    table, rates = world(), (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+    for group, best in enumerate((1e-3, 4e-3)):
+        budget = {"budget.samples": 1000 + group}
+        add_reaches(table, group, rates, best, sweep_dir=f"sweep-{group}", **budget)
+    verdict = judged("fewer-updates-slower-convergence", table.evidence())
+    assert verdict.verdict == "contradicted"
+    assert verdict.effect.value == pytest.approx(1, abs=0.01)
+    taken = {row["learning_rate"] for row in table.runs if row["run_id"] in verdict.run_ids}
+    assert taken == {1e-3, 4e-3}
+    assert (verdict.effect.n, verdict.n_runs) == (
+        2 * len(SEEDS),
+        2 * 2 * len(SEEDS) + len(SEEDS) * 2,
+    )
+
+
+def test_a_best_rate_that_is_tuned_in_one_group_alone_takes_each_run_once(world):
+    """0.001 lies inside the grid of one cadence of evaluations, and is the lowest of the other."""
+    table = world()
+    for group, rates in enumerate(((5e-4, 1e-3, 2e-3), (1e-3, 2e-3, 4e-3))):
+        cadence = {"evaluation.every_samples": 64 * (group + 1)}
+        add_reaches(table, group, rates, 1e-3, sweep_dir=f"sweep-{group}", **cadence)
+    verdict = judged("too-small-unstable", table.evidence())
+    assert verdict.verdict == "contradicted"
+    assert (verdict.effect.n, verdict.n_runs) == (2 * len(SEEDS), 2 * 2 * len(SEEDS))
+    assert verdict.effect.note == "learning rates were not tuned for each global batch"
+
+
+def test_a_noise_scale_whose_interval_ends_at_0_bounds_the_ratio_from_below(world):
+    table = filled(world, "noise-scale-tells-critical-batch", holds=True)
+    (scale,) = {len(frame) for frame in table.steps if frame["small_batch_size"].eq(2).all()}
+    squares = iter((0.8, 1.05, 1.3, 0.9))
+    for frame in table.steps:
+        if frame["small_batch_size"].eq(2).all():
+            frame["gradient_norm"] = 1.0
+            frame["small_gradient_square"] = next(squares)
+    verdict = judged("noise-scale-tells-critical-batch", table.evidence())
+    assert scale == 1536 // 4
+    assert verdict.verdict == "contradicted"
+    assert 2 < verdict.effect.low < verdict.effect.value < verdict.effect.high == np.inf
+
+
 @pytest.mark.parametrize("valid", [True, False])
 def test_batches_that_differ_in_their_micro_batch_are_not_held_against_each_other(world, valid):
     """The micro-batch grows with the batch: a time may be that of the cut, a sample is none."""
@@ -530,6 +585,65 @@ def test_seeds_that_all_diverge_show_instability_and_cuts_do_not_multiply_them(
     assert judged("too-small-unstable", table(2).evidence()).verdict == "not identified"
 
 
+def test_a_seed_in_which_both_batches_diverge_tells_nothing(world):
+    """Two of six diverge at 4 and at 16: the other seeds are alike, and 4 is not called stable."""
+    for lost, n in ((2, 4), (6, 0)):
+        table = world()
+        for seed in range(6):
+            for batch in BATCHES:
+                status = "diverged" if batch < 64 and seed < lost else "completed"
+                table.run((1, batch, 1), seed, curve=falling(batch), status=status)
+        verdict = judged("too-small-unstable", table.evidence())
+        assert verdict.verdict == "not identified"
+        assert verdict.effect.n == n
+        assert verdict.n_runs == 2 * n
+
+
+def test_no_rise_is_larger_than_that_of_a_middle_batch_that_diverged(world):
+    """The smallest rises by more than its loss at the start, and yet never diverges."""
+    table = world()
+    for seed in SEEDS:
+        for batch in BATCHES:
+            curve = falling(batch) * jitter(seed, batch)
+            if batch == 4:
+                curve[200:260] *= 5
+            status = "diverged" if batch == 16 else "completed"
+            table.run((1, batch, 1), seed, curve=curve, status=status)
+    verdict = judged("too-small-unstable", table.evidence())
+    assert verdict.verdict != "supported"
+    assert verdict.effect.value <= 0
+
+
+def test_rises_of_runs_that_diverged_have_no_interval(world):
+    """They are one constant, whose spread of 0 says nothing."""
+    table = world()
+    for seed in SEEDS:
+        for batch in BATCHES:
+            status = "diverged" if batch == 4 else "completed"
+            table.run((1, batch, 1), seed, curve=falling(batch), status=status)
+    verdict = judged("too-small-unstable", table.evidence())
+    assert (verdict.verdict, verdict.effect.value) == ("supported", 1)
+    assert math.isnan(verdict.effect.low)
+    assert math.isnan(verdict.effect.high)
+    assert verdict.effect.method == "no interval; diverged: 4 of 4 at 4, 0 of 4 at 16"
+    assert "[" not in verdict.explanation
+
+
+@pytest.mark.parametrize(("off", "expected"), [(0.5, "contradicted"), (0.0, "supported")])
+@pytest.mark.parametrize("first", [[(1, 32, 1), (1, 8, 4)], [(1, 16, 2), (1, 8, 4)]])
+def test_accumulation_is_compared_on_every_number_of_devices(world, first, off, expected):
+    """One device has a cut without accumulation, or none; on four, accumulation ends `off`."""
+    table = world()
+    for seed in SEEDS:
+        for cut in [*first, (4, 8, 1), (4, 4, 2)]:
+            loss = 2 + 0.1 * seed + off * (cut == (4, 4, 2))
+            table.run(cut, seed, final_eval_loss=loss + 1e-5 * (jitter(seed, *cut, size=1) - 1))
+    verdict = judged("accumulation-equals-large-batch", table.evidence())
+    assert verdict.verdict == expected
+    assert verdict.effect.value == pytest.approx(off, abs=1e-3)
+    assert f"Farthest of {1 + (first[0][2] == 1)}: " in verdict.explanation
+
+
 @pytest.mark.parametrize(
     "name", ["decompositions-are-equivalent", "accumulation-equals-large-batch"]
 )
@@ -669,6 +783,20 @@ def test_an_open_interval_asks_for_more_seeds(world):
     assert verdict.verdict == "not identified"
     assert verdict.settle is not None
     assert verdict.settle.endswith("seed=0,1,2,3,4,5,6,7,8,9")
+
+
+def test_an_open_exponent_asks_for_more_seeds_than_there_are(world):
+    """Its effect counts global batches, of which there are three."""
+    table, seeds = world(), range(7)
+    for seed in seeds:
+        for batch in BATCHES:
+            best = 1e-3 * jitter(seed, batch, size=0.3)
+            for rate in 10.0 ** np.arange(-4, -1.5, 0.5):
+                loss = 2 + np.log(rate / best) ** 2
+                table.run((1, batch, 1), seed, rate=rate, final_eval_loss=loss)
+    verdict = judged("learning-rate-grows-with-batch", table.evidence())
+    assert (verdict.verdict, verdict.effect.n) == ("not identified", 3)
+    assert str(verdict.settle).endswith(f" seed={','.join(map(str, range(2 * len(seeds))))}")
 
 
 @pytest.mark.parametrize("noise", [0.05, 2.0])
@@ -830,6 +958,13 @@ def test_a_confounded_claim_is_not_identified(world, name, confounder):
     table = fill(confound(world(), name, confounder), name, holds=True)
     verdicts = BY_ID[name].judge(table.evidence())
     assert {verdict.verdict for verdict in verdicts} == {"not identified"}
+
+
+@pytest.mark.parametrize("apart", ["sweep", "seeds"])
+def test_best_rates_need_neither_one_sweep_nor_equal_seeds(world, apart):
+    """As the pages on claims and numbers say of this claim alone."""
+    table = fill(confound(world(), OF_RATES, apart), OF_RATES, holds=True)
+    assert judged(OF_RATES, table.evidence()).verdict == "supported"
 
 
 def test_a_rate_that_a_rule_makes_for_each_batch_confounds_nothing(

@@ -132,6 +132,21 @@ def test_what_has_one_pair_is_neither_all_nor_none():
     assert decided(all_within(contrasts([3.0, 3.1, 3.2], single), 1.0)) == "contradicted"
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_infinite_difference_leaves_neither_all_nor_none(turned):
+    """Its interval has no ends, wherever it stands among the others."""
+    apart, good, bad = [0.0, np.inf, 0.0], [1.0, 1.001, 0.999], [-1.0, -1.001, -0.999]
+
+    def both(other: list[float]) -> list[Contrast]:
+        return contrasts(*([other, apart] if turned else [apart, other]))
+
+    assert decided(all_above(both(good), 0)) == "not identified"
+    assert decided(all_above(both(bad), 0)) == "contradicted"
+    assert decided(any_above(both(good), 0)) == "supported"
+    assert decided(any_above(both(bad), 0)) == "not identified"
+
+
 def test_several_ways_and_places_share_the_level():
     spread = [-0.15, 0.0, 0.0, 0.15]
     above = contrasts([1.25 + x for x in spread])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
@@ -46,6 +47,17 @@ def test_contexts_that_disagree_are_listed_and_warned_of(world):
     assert rows["verdict"].tolist() == ["supported", "contradicted"]
     assert rows["context"].str.partition(",")[0].tolist() == ["One", "Two"]
     assert "claim_micro_before_accumulation" not in section.headlines
+    assert section.answer[0].split(", ")[-1] == "and 2 that differ between contexts."
+
+
+def test_claims_on_rates_that_were_not_tuned_are_warned_of(world):
+    table = world()
+    for seed in SEEDS:
+        table.run((1, 4, 1), seed, status="diverged")
+        table.run((1, 64, 1), seed, curve=np.linspace(3.0, 1.0, 20))
+    (warning,) = claims_section(table.evidence()).warnings
+    assert warning.startswith("Learning rates were not tuned for each global batch")
+    assert warning.endswith(": too-small-unstable.")
 
 
 def test_a_settled_context_stands_before_an_open_one(world):

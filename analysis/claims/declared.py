@@ -250,8 +250,8 @@ CLAIMS: tuple[Claim, ...] = (
         view="reaching",
         result=of_times_to_target,
         rules={"most": _one(above, log(1.05))},
-        says="Largest against the smaller global batches at a loss of {target}, {how}, {n_most} "
-        "comparisons; most: {most}; slower means by more than 5 %. {bounds}",
+        says="Largest against the smaller global batches at a loss of {target}, {how}; most, of "
+        "{n_most}: {most}; slower means by more than 5 %. {bounds}",
     ),
     Claim(
         id="decompositions-are-equivalent",

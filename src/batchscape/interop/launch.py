@@ -227,8 +227,8 @@ def _read_launch(
     # The words behind -- are another command, which may run elsewhere.
     ids = command.variables.get("CUDA_VISIBLE_DEVICES")
     visible = None if "--" in rest else count_of_ids(ids)
-    own = job if ids is None else replace(job, gpus=None, gpus_per_node=visible)
-    facts = _processes(program, source, own, starter)
+    visible_job = job if ids is None else replace(job, gpus=None, gpus_per_node=visible)
+    facts = _processes(program, source, visible_job, starter)
     if program == "python" and not starter and visible == 1:
         # With more devices the script may start processes, or spread its batches over them.
         facts["devices"] = Fact(1, "CUDA_VISIBLE_DEVICES names", source.name)

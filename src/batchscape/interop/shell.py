@@ -195,8 +195,8 @@ class _Script:
             return value.translate(_HIDDEN)
 
         # A carriage return is a blank for shlex, and a letter for a shell.
-        whole = _PIECE.sub(expanded, text).replace("\r", "\r".translate(_HIDDEN))
-        return [word.translate(_SHOWN) for word in shlex.split(whole)]
+        plain = _PIECE.sub(expanded, text).replace("\r", "\r".translate(_HIDDEN))
+        return [word.translate(_SHOWN) for word in shlex.split(plain)]
 
     def _value(self, piece: str) -> str:
         """Expand a substitution; an unknown one stays as it is written."""

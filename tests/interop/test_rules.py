@@ -102,6 +102,25 @@ CASES = {
         {"distributed_type": "MULTI_CPU"},
         [("error", "one-process", "unless mpirun_config is set")],
     ),
+    "devices of the command": (
+        f"CUDA_VISIBLE_DEVICES=0,1,2,3 {ACCELERATE} --gpu_ids 0,1 {SCRIPT}",
+        None,
+        {"gpu_ids": "all"},
+        [("error", "visible-devices", "starts 4 processes on a machine where gpu_ids names 2")],
+    ),
+    "devices of the file": (
+        f"{ACCELERATE} {SCRIPT}",
+        None,
+        {"gpu_ids": "0,1,2"},
+        [("error", "visible-devices", "starts 4 processes on a machine where gpu_ids names 3")],
+    ),
+    "all devices": (f"{ACCELERATE} --gpu_ids all {SCRIPT}", None, {"gpu_ids": "0,1"}, []),
+    "devices of a file that is not read": (
+        f"{TORCHRUN} {SCRIPT}".replace("--train_", "--micro_"),
+        None,
+        {"gpu_ids": 0},
+        [],
+    ),
     "no total fits": (
         f"torchrun --nproc_per_node gpu {TRAINER} --deepspeed ds.json",
         {"train_batch_size": 20},

@@ -20,8 +20,8 @@ def words_of_bash(script):
     """Words that bash hands to `launch`, a function that prints them apart."""
     assert BASH is not None
     text = "launch() { printf '%s\\0' \"$@\"; }\nexport -f launch\n" + script
-    done = subprocess.run([BASH, "-c", text], capture_output=True, text=True, check=True, env={})
-    return done.stdout.split("\0")[:-1]
+    done = subprocess.run([BASH, "-c", text], capture_output=True, check=True, env={})
+    return done.stdout.decode().split("\0")[:-1]
 
 
 def read_by_us(script):
@@ -69,6 +69,9 @@ SCRIPTS = [
     "launch ${Q:-d e} \"${Q:-d e}\" x${Q:-'a'}",
     "X=a Y=b\nZ=./$X/$Y.json\nlaunch $X-$Y-$X.log $Z/$Y.$X",
     'launch "  ${X:-1}  $((2 * 3))\n y" "a \\\n  b"',
+    "N=4*2\nlaunch $((64/$N)) $((64/${N})) $((64/N))",
+    'X=a\rb\nlaunch $X "c"\r"d" e\rf \'\r\'\nX="x"\r"y"\nlaunched=$X',
+    "builtin export X=3\ncommand export Y=4\nlaunch $X $Y",
 ]
 
 
@@ -132,8 +135,8 @@ def test_products_are_those_of_bash(first, second, operator):
     assert read_by_us(script) == words_of_bash(script)
 
 
-def launch_of(text):
-    return read_script("x.sh", text, {})
+def launch_of(text, flags=()):
+    return read_script("x.sh", text, dict(flags))
 
 
 def test_a_division_with_a_remainder_is_told():
@@ -214,6 +217,16 @@ REFUSED = {
     f". sizes.sh\n{RUN}": r"line 1 has \.",
     f"eval MICRO=8\n{RUN}": "line 1 has eval",
     f"declare -i MICRO=4\n{RUN}": "line 1 has declare",
+    f"builtin eval MICRO=8\n{RUN}": "line 1 has eval",
+    f"MICRO=4\nbuiltin declare MICRO=8\n{RUN}": "line 2 has declare",
+    f"command source sizes.sh\n{RUN}": "line 1 has source",
+    f"command -p read MICRO\n{RUN}": "line 1 has read",
+    f"set -- 8\nMICRO=${{1:-2}}\n{RUN}": "line 1 has set",
+    f"set -e -- 8\nMICRO=${{1:-2}}\n{RUN}": "line 1 has set",
+    f"set 8\nMICRO=${{1:-2}}\n{RUN}": "line 1 has set",
+    f"source configs/profile_a100.env\n{RUN}": "line 1 has source",
+    f". ~/conda/sizes\n{RUN}": r"line 1 has \.",
+    f"eval $(cat conda.env)\n{RUN}": "line 1 has eval",
     f"MICRO[0]=8\n{RUN}": r"line 1 has MICRO\[0\]=",
     f": ${{MICRO:=4}}\n{RUN}": r"line 1 has \$\{MICRO:=",
     f"cat <<EOF > f\na\nEOF\n{RUN}": "line 1 has <<",
@@ -232,6 +245,10 @@ def test_what_may_decide_a_number_elsewhere_is_refused_with_its_line(script):
     "script",
     [
         f"source venv/bin/activate\nset -euo pipefail\n{RUN}",
+        f". /etc/profile; source ~/.bashrc\nset -- \nset -o pipefail\n{RUN}",
+        f'source "$(conda info --base)/etc/profile.d/conda.sh"\nsource activate deepspeed\n{RUN}',
+        f"source /etc/profile.d/cuda.sh\nconda activate deepspeed\nmodule load deepspeed\n{RUN}",
+        f"pip3 install deepspeed\nmkdir -p deepspeed\ncommand -v torchrun\n{RUN}",
         f'eval "$(conda shell.bash hook)"\nmodule load cuda; mkdir -p out\n{RUN}',
         f"unset OTHER\nunset -v SOME\n{RUN} 2>&1 | tee log.txt",
         f"MICRO=1\ncd x && {RUN.replace('$MICRO', '4')}",
@@ -247,6 +264,47 @@ def test_options_that_are_there_if_a_variable_is_set_are_refused():
     script = "torchrun t.py ${MICRO:+--per_device_train_batch_size $MICRO}\n"
     with pytest.raises(ConfigError, match=r"MICRO.* is known only once the script runs"):
         launch_of(script)
+
+
+def test_a_carriage_return_is_a_letter_as_for_a_shell():
+    script = "BATCH=4\rtorchrun --nproc_per_node 4 train.py --micro_batch_size $BATCH\r"
+    with pytest.raises(ConfigError, match="no launch commands"):
+        launch_of(script)
+
+
+def test_a_base_of_a_number_is_not_read():
+    (command,) = commands_of("x.sh", "launch $((8#20))")
+    assert command.words == ("launch", "$((8#20))")
+
+
+def test_conda_may_run_a_launcher():
+    launch = launch_of("conda run -n x torchrun --nproc_per_node 4 t.py\n")
+    assert launch.statement.facts["devices"].value == 4
+
+
+@pytest.mark.parametrize("option", ["nnode=2", "nproc_per 4", "nproc-per=4"])
+def test_the_beginning_of_a_count_is_refused(option):
+    """torchrun takes it for the count."""
+    with pytest.raises(ConfigError, match=r"x.sh:1: cannot tell what is counted: --n.* may be n"):
+        launch_of(f"torchrun --nproc_per_node 8 --{option} t.py\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--micro_batch_size 2 --run_name micro_batch_size=8",
+        "--micro_batch_size 2 --tags a micro_batch_size=8",
+        "--wandb_tags gradient_accumulation_steps=16 --micro_batch_size 2",
+    ],
+)
+def test_a_value_that_looks_like_an_argument_is_refused(arguments):
+    with pytest.raises(ConfigError, match=r"x.sh:1: cannot tell whether .*=.* is an argument"):
+        launch_of(f"torchrun --nproc_per_node 4 t.py {arguments}\n")
+    for others in ("micro_batch_size=8 --x y", "--x=y micro_batch_size=8", "--x y -b micro=8"):
+        assert launch_of(f"torchrun --nproc_per_node 4 t.py {others}\n")
+    flags = {"micro_batch_size": "micro_batch_size"}
+    own = launch_of("torchrun t.py --x micro_batch_size=8\n", flags)
+    assert own.script.facts["micro"].value == 8
 
 
 def test_a_quotation_that_is_not_closed_is_named():

@@ -110,6 +110,36 @@ RUNS = {
     ),
     "a module for each task": (("-n 6",), f"srun python -m {BATCH}", (1, 6)),
     "tasks of the step": (("-N 2", "-n 8"), f"srun -N1 -n 3 python {BATCH}", (1, 3)),
+    "options of another program": (
+        ("--nodes=2",),
+        f"srun --ntasks=8 nice -n 10 python {BATCH}",
+        (2, 8),
+    ),
+    "options of another program behind a switch": (
+        ("--nodes=2", "--ntasks-per-node=4"),
+        f"srun -l -N2 --exclusive numactl -N 1 python {BATCH}",
+        (2, 8),
+    ),
+    "options of another program behind a value": (
+        (),
+        f"srun -p gpu --ntasks 8 -N 2 --mpi none xvfb-run -n 99 python {BATCH}",
+        (2, 8),
+    ),
+    "options behind a value": (
+        (),
+        f"srun $MORE --jobid $ID -lp gpu -N 2 -n 8 python {BATCH}",
+        (2, 8),
+    ),
+    "visible devices before those of the job": (
+        ("--gpus-per-node=4",),
+        f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=gpu {BATCH}",
+        (1, 2),
+    ),
+    "a default of the script's own": (
+        ("--nodes=2",),
+        f"srun torchrun --nnodes=${{SLURM_NNODES:-1}} --nproc_per_node=${{GPUS:-4}} {BATCH}",
+        (2, 8),
+    ),
     "accelerate with all tasks": (
         ("--nodes=2", "--gpus-per-node=4"),
         "accelerate launch --multi_gpu --num_machines $SLURM_NNODES "
@@ -192,6 +222,27 @@ def test_a_variable_that_no_line_gives_is_named(tmp_path):
         checked(tmp_path, text)
     with pytest.raises(ConfigError, match=r"\(srun\) argument -n/.* given '\$\{N\}'"):
         checked(tmp_path, f"srun -n $N torchrun {BATCH}")
+
+
+@pytest.mark.parametrize(
+    ("options", "processes"),
+    [
+        (("--gpus-per-task=4 --ntasks-per-node=1", "--nodes=2"), "SLURM_GPUS_ON_NODE"),
+        (("--nodes=2 --gpus-per-node=4",), "SLURM_GPUS_PER_NODE"),
+        (("--nodes=2 --gpus=8",), "SLURM_GPUS"),
+        (("--ntasks=16 --ntasks-per-node=8",), "SLURM_NNODES"),
+    ],
+)
+def test_slurm_sets_what_a_script_has_a_default_for(options, processes, tmp_path):
+    command = f"srun torchrun --nproc_per_node=${{{processes}:-1}} {BATCH}"
+    with pytest.raises(ConfigError, match=rf"\$\{{{processes}:-1\}} is known only once"):
+        checked(tmp_path, directives(*options) + command)
+    assert checked(tmp_path, command).running.devices.value == 1, "a script for no job"
+
+
+def test_devices_that_only_running_would_name_are_not_those_of_the_job(tmp_path):
+    command = f"CUDA_VISIBLE_DEVICES=$IDS torchrun --nproc_per_node=gpu {BATCH}"
+    assert checked(tmp_path, directives("--gpus-per-node=4") + command).running.devices is None
 
 
 OWN = "torchrun --nproc_per_node 2 train.py --batch-size 4 --grad-accum=8"

@@ -138,7 +138,7 @@ def test_a_signal_while_planning(tmp_path: Path) -> None:
     """The plan waits for another launcher that writes its own."""
     sweep = SweepFolder(tmp_path / "sweep")
     command = [sys.executable, "-m", "batchscape", "run", f"sweep_dir='{sweep.path}'", *SMALL]
-    with hold(sweep.writing):
+    with hold(sweep.writing_lock):
         planning = subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

@@ -220,7 +220,7 @@ def launched_on_a_full_temporary_disk(sweep: Sweep, place: Path) -> tuple[Any, .
     filler.unlink()
     again = sweep.run("completes", "completes-later", method="spawn")
     statuses = [[str(run.status) for run in result.runs] for result in (full, again)]
-    return statuses, str(full.stopped), attempts
+    return statuses, str(full.why_stopped), attempts
 
 
 @pytest.mark.slow

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import compress, pairwise
+from itertools import compress
 from pathlib import PurePath
 
 from batchscape.errors import ConfigError
 from batchscape.interop.shell import ShellCommand, commands_of, is_unknown
-from batchscape.interop.slurm import Job, read_job, with_options
+from batchscape.interop.slurm import Job, options_of_step, read_job, with_options
 from batchscape.interop.sources import (
     FLAG_WORDS,
     KINDS,
@@ -18,6 +18,7 @@ from batchscape.interop.sources import (
     Fact,
     Source,
     Statement,
+    count_of_ids,
     facts_of,
     is_configuration,
     is_of_batch,
@@ -55,7 +56,9 @@ _LAUNCHER = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 """In a command with each word on a line; it ends where the options of the launcher begin."""
-_NOT_LAUNCHING = frozenset({"echo", "printf", "pip", "which", "type", "command", "cd"})
+_NOT_LAUNCHING = re.compile(
+    r"(?:echo|printf|pip3?|which|type|command|cd|mkdir|module|source|\.|(?:conda|mamba)(?!\nrun))\n"
+)
 _STARTERS = frozenset({"srun", "mpirun", "mpiexec", "horovodrun"})
 """Programs that start a command in several tasks."""
 _COUNTS = frozenset(
@@ -138,9 +141,11 @@ def read_script(
     With `has_device_count` the user states the number of processes, so that the command need not.
     """
     job = read_job(name, text)
+    # Slurm sets more variables than its lines tell.
+    unknown = "SLURM_" if re.search("^#SBATCH ", text, re.MULTILINE) else "(?!)"
     launches = [
         (command, launcher)
-        for command in commands_of(name, text, job.variables)
+        for command in commands_of(name, text, job.variables, unknown=unknown)
         if (launcher := _launcher_of(command.words))
     ]
     # Plain Python in such a script mostly prepares the data.
@@ -179,7 +184,7 @@ def _launcher_of(words: Sequence[str]) -> _Launcher | None:
     Skipped in front of it are srun, nohup, a Python program that starts the words behind its `--`.
     """
     text = "".join(word.replace("\n", " ") + "\n" for word in words)
-    matches = list(_LAUNCHER.finditer(text)) if words[0] not in _NOT_LAUNCHING else []
+    matches = [] if _NOT_LAUNCHING.match(text) else list(_LAUNCHER.finditer(text))
     if not matches:
         return None
     end = text.find("\n--\n")
@@ -189,7 +194,8 @@ def _launcher_of(words: Sequence[str]) -> _Launcher | None:
     names = [PurePath(word).name for word in words[:before]]
     at = next((index for index, name in enumerate(names) if name in _STARTERS), before)
     starter = "".join(names[at : at + 1])
-    return _Launcher(str(match.lastgroup), starter, words[at + 1 : before], words[start:])
+    options = options_of_step(words[at + 1 : before])
+    return _Launcher(str(match.lastgroup), starter, options, words[start:])
 
 
 def _read_launch(
@@ -203,9 +209,10 @@ def _read_launch(
 ) -> Launch:
     program, starter = launcher.program, launcher.starter
     options, rest = _launcher_options(launcher.words, SWITCHES[program].split())
-    arguments = _arguments(rest if program == "litgpt" else rest[1:], flags)
+    arguments = _arguments(name, rest if program == "litgpt" else rest[1:], flags)
     refuse_parallelism(Source(name, options | arguments))
     counts = arguments if program == "litgpt" else options
+    _refuse_short(name, options)
     open_counts = {key for key in _COUNTS & counts.keys() if is_unknown(counts[key])}
     needed = {*flags.values(), *(() if has_device_count else open_counts)}
     _refuse_unknown(name, command.words, options | arguments, needed)
@@ -218,15 +225,20 @@ def _read_launch(
         job = replace(job, ntasks=None, ntasks_per_node=None)
     source = Source(f"{name} ({program})", options, is_text=True)
     # The words behind -- are another command, which may run elsewhere.
-    ids = "" if "--" in rest else command.variables.get("CUDA_VISIBLE_DEVICES", "")
-    visible = ids.count(",") + 1 if re.fullmatch(r"\d+(,\s*\d+)*", ids) else None
-    facts = _processes(program, source, job, starter)
+    ids = command.variables.get("CUDA_VISIBLE_DEVICES")
+    visible = None if "--" in rest else count_of_ids(ids)
+    visible_job = job if ids is None else replace(job, gpus=None, gpus_per_node=visible)
+    facts = _processes(program, source, visible_job, starter)
     if program == "python" and not starter and visible == 1:
         # With more devices the script may start processes, or spread its batches over them.
         facts["devices"] = Fact(1, "CUDA_VISIBLE_DEVICES names", source.name)
     for key in ("devices", "nodes") if open_counts else ():
         facts.pop(key, None)
-    others = {"switches": options.keys(), "deepspeed": options.get("deepspeed_config_file")}
+    others = {
+        "switches": options.keys(),
+        "deepspeed": options.get("deepspeed_config_file"),
+        "gpu_ids": options.get("gpu_ids"),
+    }
     return Launch(
         name,
         program,
@@ -240,6 +252,20 @@ def _read_launch(
         starter,
         next((key for key in arguments if re.search(r"seq.*len|block_size", key)), ""),
     )
+
+
+def _refuse_short(name: str, options: Iterable[str]) -> None:
+    """Refuse the beginning of an option that counts: torchrun and deepspeed take it for that."""
+    short = [
+        f"--{key} may be {count}"
+        for key in options
+        for count in sorted(_COUNTS - {key})
+        if len(key) > 1 and count.startswith(key)
+    ]
+    if short:
+        raise ConfigError(
+            f"{name}: cannot tell what is counted: {', '.join(short)}; write the option out"
+        )
 
 
 def _refuse_unknown(
@@ -373,19 +399,30 @@ def _launcher_options(
     return options, rest
 
 
-def _arguments(words: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
+def _arguments(where: str, words: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
     """Read the arguments of a script; the last of several wins, as argparse has it.
 
     `--name value`, `--name=value`, and as Hydra has it `name=value`; what the user names may have
     one dash (`-b 8`).
     """
     arguments: dict[str, str] = {}
-    for word, following in pairwise([*words, "--"]):
+    with_dashes: set[str] = set()
+    for before, word, following in zip(["", *words], words, [*words[1:], "--"], strict=False):
         name, equals, value = word.partition("=")
-        is_short = word.startswith("-") and _option_name(name) in flags.values()
+        key = _option_name(name)
+        if word.startswith("--"):
+            with_dashes.add(key)
+        may_be_value = key in with_dashes or (before.startswith("--") and "=" not in before)
+        is_of_user = word.startswith("-") or key in flags.values()
+        if equals and may_be_value and is_of_batch(key) and not is_of_user:
+            raise ConfigError(
+                f"{where}: cannot tell whether {word} is an argument or the value of another; "
+                "in front of those with dashes it is an argument"
+            )
+        is_short = word.startswith("-") and key in flags.values()
         if word.startswith("--") or is_short or (equals and re.match(r"[+\w]", name)):
             takes_next = not equals and not following.startswith("--")
-            arguments[_option_name(name)] = following if takes_next else value
+            arguments[key] = following if takes_next else value
     missing = [f"--{name}" for name in flags.values() if name not in arguments]
     if missing:
         present = ", ".join(f"--{name}" for name in arguments) or "none"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from batchscape.interop.resolve import Running, Setup, accelerate_mode
-from batchscape.interop.sources import FLAG_WORDS, KINDS, Fact, Statement, first_fact
+from batchscape.interop.sources import FLAG_WORDS, KINDS, Fact, Statement, count_of_ids, first_fact
 
 Severity = Literal["error", "warning"]
 """`error`: the run refuses to start, or trains with another batch or arithmetic than a file says;
@@ -78,17 +78,27 @@ def _processes_per_machine(setup: Setup, _: Running) -> Findings:
 
 def _visible_devices(setup: Setup, _: Running) -> Findings:
     """A machine may start more ranks than it has visible devices."""
-    launch = setup.launch
-    visible = launch.visible or launch.job.gpus_on_node
+    by, visible = _visible_count(setup)
     processes, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
     each = processes.value // (nodes.value if nodes else 1) if processes else 0
     if processes and visible and each > visible:
         yield (
             "error",
             f"{processes.origin} starts {each} processes on a machine where "
-            f"{'CUDA_VISIBLE_DEVICES' if launch.visible else 'the job'} names {visible} devices",
+            f"{by} names {visible} devices",
             "start one process per visible device, or make more visible",
         )
+
+
+def _visible_count(setup: Setup) -> tuple[str, int | None]:
+    """Return what says which devices are visible, and how many; of accelerate's own first."""
+    places = setup.of_accelerate if setup.launched_by == "accelerate" else ()
+    stated = [ids for one in places if (ids := one.others.get("gpu_ids")) is not None]
+    if stated and stated[0] != "all":
+        return "gpu_ids", count_of_ids(stated[0])
+    if setup.launch.visible:
+        return "CUDA_VISIBLE_DEVICES", setup.launch.visible
+    return "the job", setup.launch.job.gpus_on_node
 
 
 def _unread_config(setup: Setup, _: Running) -> Findings:

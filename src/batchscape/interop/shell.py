@@ -14,19 +14,21 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 
 from batchscape.errors import ConfigError
 
 _REFUSED = re.compile(
     r"^(?:if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|coproc"
     r"|[{}!]|\[\[|source|\.|eval|read|mapfile|readarray|getopts|let|readonly|declare|typeset|local"
-    r"|printf -v)(?= )"
+    r"|printf -v)(?= )|^set(?= [^-+ ]|(?: -\S+)*? -- \S)"
     r"|^\w+\[.*?\]\+?=|(?<![^ /])(?:ba|z|da|k)?sh(?: \S+)*? -[a-z]*c(?= )"
 )
 """Control flow, commands that may set any variable, and shells that are given their commands."""
 _SETS_UP = re.compile(
-    r"(?:source|\.|eval) .*(?:activate|conda|mamba|profile|bashrc|modules?\.sh|setvars\.sh)"
+    r"(?:source|\.) (?:[^ ]*/)?(?:activate|(?:conda|mamba|modules?|setvars)\.sh|(?:bash)?\.?bashrc"
+    r"|\.(?:bash_)?profile|(?<= /etc/)profile(?:\.d/[^ /]+)?) "
+    r"|eval \$\(\S*(?:conda|mamba)\b['\"]?\s"
 )
 """Setting up programs does not concern the batch."""
 _ADVICE = "give the command with its values: batchscape check-config -- COMMAND"
@@ -79,15 +81,25 @@ class ShellCommand:
 
 
 def commands_of(
-    name: str, text: str, variables: Mapping[str, str] | None = None
+    name: str, text: str, variables: Mapping[str, str] | None = None, *, unknown: str = "(?!)"
 ) -> list[ShellCommand]:
-    """Return the commands of a script; `variables` are set when it begins."""
-    return list(_Script(name, dict(variables or {})).read(text + "\n\n"))
+    """Return the commands of a script; `variables` are set when it begins.
+
+    Names that match `unknown` are set too, and what to is not known: their defaults do not count.
+    """
+    return list(_Script(name, dict(variables or {}), unknown).read(text + "\n\n"))
 
 
 def is_unknown(word: str) -> bool:
     """Whether a word has a value that only running its script would tell."""
     return bool(re.search(r"\$[\w({]|`", word))
+
+
+def _without_prefix(words: list[str]) -> list[str]:
+    """Return a command without `builtin` and `command`, where these run it."""
+    if words[:1] not in (["builtin"], ["command"]) or words[1:2] in (["-v"], ["-V"]):
+        return words
+    return _without_prefix([*dropwhile(lambda word: word.startswith("-"), words[1:])])
 
 
 @dataclass
@@ -96,6 +108,8 @@ class _Script:
 
     name: str
     variables: dict[str, str]
+    unknown: str
+    """Pattern of names whose defaults do not count."""
     floors: list[str] = field(default_factory=list)
     line: int = 1
 
@@ -128,6 +142,7 @@ class _Script:
         heads = list(takewhile(_ASSIGNMENT.match, texts))
         rest = texts[len(heads) :]
         words = [word for text in rest for word in self._words(text, is_whole=rest[0] == "export")]
+        words = _without_prefix(words)
         before = dict(self.variables)
         for head in heads:
             self._assign(*self._words(head, is_whole=True))
@@ -179,7 +194,9 @@ class _Script:
             value = self._value(piece["value"]) if piece["value"] else piece["escaped"] or ""
             return value.translate(_HIDDEN)
 
-        return [word.translate(_SHOWN) for word in shlex.split(_PIECE.sub(expanded, text))]
+        # A carriage return is a blank for shlex, and a letter for a shell.
+        plain = _PIECE.sub(expanded, text).replace("\r", "\r".translate(_HIDDEN))
+        return [word.translate(_SHOWN) for word in shlex.split(plain)]
 
     def _value(self, piece: str) -> str:
         """Expand a substitution; an unknown one stays as it is written."""
@@ -193,6 +210,8 @@ class _Script:
             return unknown
         name, elements, how, default = variable.groups()
         value = self.variables.get(name)
+        if how and value is None and re.match(self.unknown, name):
+            return unknown
         if how and (value is None or (not value and how == ":-")):
             return " ".join(word for text in _WORD.findall(default) for word in self._words(text))
         if value is None or bool(elements) != value.startswith(_ELEMENT):
@@ -204,8 +223,14 @@ class _Script:
         """Evaluate products and quotients of whole numbers; None where the value is not known."""
         if re.search(r"\+\+|--|[^=!<>]=(?!=)", text):
             raise self._refusal(f"$(({text}))")
-        names = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
-        plain = names.sub(lambda name: f"({self.variables.get(name[1], name[1])})", text)
+        # `$NAME` is replaced by its text, and NAME by what its text comes to.
+
+        def operand(name: re.Match[str]) -> str:
+            value = self.variables.get(name[2], name[2])
+            return value if name[1] else f"({value})"
+
+        # A comment of Python is a base of a shell: 8#20.
+        plain = re.sub(r"(\$?)\{?([A-Za-z_]\w*)\}?", operand, text).replace("#", "?")
         try:
             return str(self._number(ast.parse(plain.strip().replace("/", "//"), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, MemoryError, RecursionError):

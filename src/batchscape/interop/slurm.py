@@ -9,7 +9,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import compress, pairwise, takewhile
 
 from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
@@ -93,6 +93,27 @@ _RESOURCES.add_argument("--ntasks-per-node", type=_count)
 _RESOURCES.add_argument("-G", "--gpus", type=_gpus)
 _RESOURCES.add_argument("--gpus-per-node", type=_gpus)
 _RESOURCES.add_argument("--gres", type=_gpus_of_resources, dest="gpus_per_node")
+_SWITCHES = (
+    *("preserve-env", "hold", "help", "immediate", "kill-on-bad-exit", "no-kill", "label"),
+    *("overcommit", "quiet", "oversubscribe", "unbuffered", "version", "verbose"),
+    *("disable-status", "no-allocate", "contiguous", "exact", "exclusive", "overlap", "pty"),
+    *("multi-prog", "spread-job", "use-min-nodes", "usage", "reboot", "test-only", "resv-ports"),
+    *("propagate", "send-libs", "compress", "bcast", "nice", "external"),
+)
+_TAKES_NEXT = re.compile(
+    rf"-[EHIKOQVXZhklsuv]*[A-DFGJL-NPR-UWYa-gijm-rtw-z]|--(?!(?:{'|'.join(_SWITCHES)})$)[\w-]+"
+)
+"""Options of srun whose value is the next word; others have none, or it stands in the same word."""
+
+
+def options_of_step(words: Sequence[str]) -> list[str]:
+    """Return the words of srun's own options, which end where the program that it starts begins.
+
+    What only running the script would tell may be an option.
+    """
+    pairs = pairwise(["", *words])
+    is_own = (word[:1] in "-$`" or _TAKES_NEXT.fullmatch(before) for before, word in pairs)
+    return [*compress(words, takewhile(bool, is_own))]
 
 
 def with_options(where: str, words: Sequence[str], job: Job) -> Job:

@@ -214,6 +214,11 @@ def as_int(value: object) -> object:
     return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,20}", value) else value
 
 
+def count_of_ids(ids: object) -> int | None:
+    """Return how many devices `0` or `0,1` names; None where it is no such list."""
+    return str(ids).count(",") + 1 if re.fullmatch(r"\d+(,\s*\d+)*", str(ids)) else None
+
+
 def _number_of(raw: object) -> float | None:
     # YAML 1.1 takes 1e-3 for text.
     is_number = re.fullmatch(r"\d+(\.\d*)?([eE][-+]?\d{1,2})?", str(raw))
@@ -409,6 +414,7 @@ def _read_accelerate(source: Source) -> Statement:
         others={
             "distributed_type": distributed,
             "deepspeed": source.content.get(f"{plugin}deepspeed_config_file"),
+            "gpu_ids": source.content.get("gpu_ids"),
             "fields_of_the_json": fields & _FIELDS_OF_THE_JSON,
         },
     )

@@ -74,5 +74,6 @@ def test_an_accumulation_that_the_script_divides_by_the_ranks_is_found(sweep):
     assert swept.code != 0
     (run,) = swept.tables.runs.query("status != 'rejected'").itertuples()
     assert run.status == "failed"
-    assert "global_batch_size=4" in run.reason
+    assert "tokens_per_optimizer_step=256" in run.reason, "4 samples of 64 tokens"
+    assert "the plan says 512" in run.reason
     assert "the plan says 8" in run.reason

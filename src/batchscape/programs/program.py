@@ -136,8 +136,11 @@ class Program:
 
     def close(self) -> None:
         """Kill whatever is left, and wait for its end."""
-        with contextlib.suppress(OSError):
-            self._guard.communicate()
+        for pipe in (self._guard.stdin, self._guard.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._guard.wait()
 
     def _tell(self, letter: bytes) -> None:
         if self._guard.stdin is not None:

@@ -98,7 +98,8 @@ def equal(contrast: Contrast, margin: float, *, fewest: int = FEWEST) -> Test:
 def within_factor(contrast: Contrast, factor: float) -> Test:
     """Test whether a ratio that a topic estimates lies within a factor of 1."""
 
-    def test(ways: int = 1, places: int = 1) -> Decision | None:  # noqa: ARG001  (it has one level)
+    def test(ways: int = 1, places: int = 1) -> Decision | None:
+        del ways, places  # a topic's interval has one level
         if len(contrast.values) < FEWEST:
             return None
         with np.errstate(divide="ignore"):

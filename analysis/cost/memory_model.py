@@ -6,9 +6,10 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from batchscape.analysis.cost.model import CostFit, Form, Term, fit_cost, outside
 from batchscape.analysis.cost.table import FACTORS, MEMORY_PHASES, one_group
@@ -86,14 +87,15 @@ class MemoryModel:
         return outside(self.measured, devices, micro, accumulation)
 
 
-def _weights(devices: Any, micro: Any, accumulation: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the factor of each term, of numbers or arrays."""
-    one = devices / devices
+def _weights(
+    devices: NDArray[np.float64], micro: NDArray[np.float64], accumulation: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    """Return the factor of each term."""
     return {
-        "fixed_gib": one,
+        "fixed_gib": np.ones_like(micro),
         "per_sample_gib": micro,
-        "accumulation_gib": one * (accumulation > 1),
-        "devices_gib": one * (devices > 1),
+        "accumulation_gib": (accumulation > 1).astype(float),
+        "devices_gib": (devices > 1).astype(float),
     }
 
 

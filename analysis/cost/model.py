@@ -34,8 +34,8 @@ class Form:
 
     terms: Mapping[str, Term]
     weights: Callable[[Any, Any, Any], Mapping[str, Any]]
-    """Returns the multiplier of each coefficient, of devices, micro-batch and accumulation: numbers
-    or arrays."""
+    """Returns the multiplier of each coefficient, of arrays of devices, micro-batch and
+    accumulation."""
     unit: str
     is_time: bool = False
     """Whether errors are relative, and repeats of a cell differ."""
@@ -57,7 +57,7 @@ class CostFit:
 
     def weights(self, devices: float, micro: float, accumulation: float) -> list[float]:
         """Return the multiplier of each coefficient in one geometry."""
-        weights = self.form.weights(devices, micro, accumulation)
+        weights = self.form.weights(*map(np.float64, (devices, micro, accumulation)))
         return [float(weights[name]) for name in self.form.terms]
 
     def at(self, devices: float, micro: float, accumulation: float) -> Estimate:

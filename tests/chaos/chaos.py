@@ -36,11 +36,7 @@ from victims import KINDS, PHASES, Victim, find_victims, phases_of  # noqa: E402
 
 from batchscape.record.folder import SweepFolder  # noqa: E402
 from batchscape.record.status import RunStatus, Status  # noqa: E402
-from batchscape.record.tables import (  # noqa: E402
-    load,
-    read_table,
-    verify_seal,
-)
+from batchscape.record.tables import load, read_table, verify_seal  # noqa: E402
 from exact import assert_same_rows  # noqa: E402
 
 SWEEP = (

@@ -153,7 +153,7 @@ class Claim:
                 along = f"along the {name}, " if len(self.rules) > 1 else ""
                 reason = result.reason or along + too_few(most, "pairs of runs", self.fewest)
                 n = 0 if result.reason or along else most
-                more = bool(contrasts) and not result.reason
+                more = bool(group) and not result.reason
                 return Judgement.undecided(reason, definition, ids, n=n, is_compared=more)
             decisions[name] = decision
         against = [each for each in decisions.values() if each.answer == CONTRADICTED]

@@ -69,7 +69,7 @@ class Context:
         """Rows of the runs of this context; empty where there are none."""
         reaches, keys = self.evidence.reaches, ["sweep_dir", "run_id"]
         if reaches is None or reaches.empty:
-            return pd.DataFrame()
+            return self.runs.head(0)
         added = [*GEOMETRY, "trajectory_id", "learning_rate", "seed_block", "timing_valid"]
         rows = reaches.drop(columns=added, errors="ignore")
         return rows.merge(self.runs[[*keys, *added]], on=keys)

@@ -6,6 +6,7 @@ import math
 import operator
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -385,6 +386,18 @@ def test_a_best_rate_that_is_tuned_in_one_group_alone_takes_each_run_once(world)
     assert verdict.verdict == "contradicted"
     assert (verdict.effect.n, verdict.n_runs) == (2 * len(SEEDS), 2 * 2 * len(SEEDS))
     assert verdict.effect.note == "learning rates were not tuned for each global batch"
+
+
+def test_without_targets_no_claim_on_them_is_judged_and_all_others_are(world):
+    """Rates vary and no target was chosen, as where no run reached one."""
+    table = world()
+    add_reaches(table, 0, (5e-4, 1e-3, 2e-3), 1e-3, peak_allocated_gib=1.0)
+    evidence = replace(table.evidence(), reaches=None)
+    verdicts = {verdict.claim.id: verdict for verdict in judge_claims(evidence)}
+    assert verdicts["fewer-updates-slower-convergence"].n_runs == 0
+    # One micro-batch: its claim asks for others, and for no seeds.
+    assert "along the micro-batch" in verdicts["memory-follows-micro"].explanation.lower()
+    assert verdicts["memory-follows-micro"].settle == BY_ID["memory-follows-micro"].settle
 
 
 def test_a_noise_scale_whose_interval_ends_at_0_bounds_the_ratio_from_below(world):

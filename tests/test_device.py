@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -99,6 +100,11 @@ def test_a_device_that_cannot_be_measured_is_refused_by_name(
     assert done.returncode == 2
     words = f"torch is built for {called} here.*allocator.*events.*NVML.*launcher.device=cpu trains"
     assert re.search(words, " ".join(done.stderr.split())), done.stderr
+
+
+def test_a_machine_without_torch_is_one_without_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert "torch is built" not in str(Machine.detect().cuda_problem)
 
 
 @needs_no_device

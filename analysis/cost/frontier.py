@@ -85,8 +85,10 @@ def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
     pairs = pairs[pairs[_MICRO] >= pairs[f"{_MICRO}_out"]]
     # Gradients kept between micro-steps take memory, so that less fits with accumulation.
     is_explained = pairs[_ACCUMULATION].eq(1) & pairs[f"{_ACCUMULATION}_out"].gt(1)
+    is_equal = pairs[_MICRO].eq(pairs[f"{_MICRO}_out"]) & ~is_explained
     for chosen, text in (
-        (pairs[~is_explained], "not monotone: micro-batch {} fit, though {} ran out"),
+        (pairs[is_equal], "not monotone: micro-batch {} fit in one run and ran out in another"),
+        (pairs[~is_explained & ~is_equal], "not monotone: micro-batch {} fit, though {} ran out"),
         (pairs[is_explained], "micro-batch {} fit without accumulation, {} ran out with it"),
     ):
         if len(chosen):

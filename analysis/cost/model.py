@@ -101,7 +101,7 @@ def fit_cost(table: pd.DataFrame, figure: pd.Series[float], form: Form) -> CostF
         left_out_error_pct=100 * (fit.left_out / means - 1),
         run_ids=ids[values.index]
         .groupby(keys)
-        .agg(lambda names: ";".join(sorted(names)))
+        .agg(lambda names: ";".join(sorted(map(str, names))))
         .to_numpy(),
     )
     model = CostFit(form, fit, {}, cells, _method(fit, len(cells), len(values)))

@@ -99,4 +99,4 @@ def one_group(
             "of `group`; fit each alone, as table[table['group'] == 0]"
         )
         raise AnalysisError(msg)
-    return rows[rows.reindex(columns=[*needed, *others]).notna().any(axis=1)]
+    return rows[rows.reindex(columns=[*needed, *others]).notna().any(axis=1)].reset_index(drop=True)

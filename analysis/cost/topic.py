@@ -72,6 +72,7 @@ def cost_section(cells: Cells) -> Section | None:
                 texts.append(f"A cell's step time, predicted from the other cells, {off}.")
             of_group |= {f"step_{name}{suffix}": e for name, e in times.estimates.items()}
             scaled.append(scaling_efficiency(runs).assign(group=label))
+            texts += _most_devices(scaled[-1])
         if number < _MAX_GROUPS:
             answer += [f"{label}: {text}" if label else text for text in texts]
         headlines |= {name: replace(estimate, group=label) for name, estimate in of_group.items()}
@@ -81,13 +82,12 @@ def cost_section(cells: Cells) -> Section | None:
     efficiency = pd.concat(scaled, ignore_index=True) if scaled else pd.DataFrame()
     if len(efficiency):
         views.append(_scaling(efficiency))
-        answer += _most_devices(efficiency)
     return Section("What a step costs", answer, views, charts, headlines=headlines)
 
 
 def _most_devices(efficiency: pd.DataFrame) -> Iterator[str]:
-    for kind, comparisons in efficiency.groupby("kind"):
-        most = comparisons.sort_values("devices").iloc[-1]
+    for kind, comparisons in efficiency.groupby("kind") if len(efficiency) else ():
+        most = comparisons.sort_values("devices", kind="stable").iloc[-1]
         yield (
             f"{str(kind).capitalize()} scaling to {most['devices']} devices (equal "
             f"{most['held']}): {most['geometry']} has {most['estimate'].text()} times the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, Cells
+from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, plain_texts
 from batchscape.analysis.hardware import is_timed_alone
 from batchscape.analysis.horizons.optima import NAMES
 from batchscape.analysis.learning_rate.aim import LOSS
@@ -38,18 +38,27 @@ def without_shorter_horizons(cells: Cells, runs: pd.DataFrame) -> Cells:
     """Leave out shorter horizons of a training whose longest one has a grid of all their runs.
 
     `runs` are those of `runs_by_horizon`; one counts that has a final loss, diverged or ran out of
-    memory. Cells keep their numbers.
+    memory. Of each cut that completed at a shorter horizon, one run completed at the longest. Cells
+    keep their numbers.
     """
-    point = [*dict.fromkeys([*GEOMETRY, *NAMES, "seed"])]
+    seeds = [name for name in SEEDS if name in runs]
+    cut = [*GEOMETRY, *(name for name in cells.cost_settings() if name not in _BUDGETS)]
+    point = [*dict.fromkeys([*cut, *NAMES, *seeds])]
     runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *point, LOSS])])
     shorter: list[int] = []
     for _, rows in runs.groupby("group"):
         ended = rows[rows[LOSS].notna() | rows["status"].isin(["diverged", "oom"])]
         longest = ended["horizon"].max()
         at_longest = ended[ended["horizon"].eq(longest)]
-        points = set(at_longest[point].itertuples(index=False, name=None))
-        others = ended[ended["horizon"].lt(longest)][point]
-        has_all = points.issuperset(others.itertuples(index=False, name=None))
+        others = ended[ended["horizon"].lt(longest)]
+        has_all = _values(at_longest, point) >= _values(others, point)
+        completed = [part[part["status"].eq("completed")] for part in (at_longest, others)]
+        has_all &= _values(completed[0], cut) >= _values(completed[1], cut)
         if has_all and at_longest[list(NAMES)].nunique().ge(3).all():
             shorter += rows.index[rows["horizon"].lt(longest)].tolist()
     return cells.without(shorter) if shorter else cells
+
+
+def _values(runs: pd.DataFrame, names: list[str]) -> set[tuple[str, ...]]:
+    """Return the distinct values of some columns; as texts, as a missing one equals no other."""
+    return set(zip(*(plain_texts(runs[name]) for name in names), strict=True))

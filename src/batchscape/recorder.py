@@ -253,6 +253,12 @@ class Recorder:
             os.close(self._file)
         self._file = -1
 
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _elapsed(self) -> float:
         now = time.perf_counter()
         elapsed, self._mark = now - self._mark, now

@@ -17,8 +17,8 @@ from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Cell
-from batchscape.plan.forecast import forecast
-from batchscape.plan.forecast_text import forecast_text
+from batchscape.plan.forecast import PredictedRange, forecast
+from batchscape.plan.forecast_text import forecast_text, span
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import plan_json, plan_table
 from batchscape.predictor import predict
@@ -259,3 +259,14 @@ def test_geometries_of_a_global_batch(capsys):
     assert micros == [1, 2, 7, 14]
     assert main(["geometry", "--global", "224", "--devices", "9"]) == 2
     assert "can take 1, 2, 4, 7, 8, 14, 16, 28" in capsys.readouterr().err
+
+
+def test_numbers_of_a_plan_have_two_digits_and_no_exponent():
+    ranges = {
+        (9.97, 8.0, 12.0): "10.0 s (8.0-12)",
+        (0.00042, 0.000054, 0.004): "0.00042 (0.000054-0.0040)",
+        (1510.3, 1000.0, 2000.0): "1,510 (1,000-2,000)",
+    }
+    for (value, low, high), text in ranges.items():
+        units = {"s": 1.0} if text.endswith("(8.0-12)") else {"": 1.0}
+        assert span(PredictedRange(low, high, value), units) == text

@@ -45,6 +45,14 @@ def test_what_agrees_or_is_not_observed_is_no_contradiction(spec):
     assert judged(spec, tokens_per_optimizer_step=8 * 15) == [], "the last token predicts nothing"
 
 
+def test_processes_that_share_a_model_are_no_contradiction_where_the_script_says_its_batch(spec):
+    batch = {"micro_batch_size": 1, "gradient_accumulation_steps": 4}
+    assert judged(spec, 4, **batch, global_batch_size=8) == []
+    assert judged(spec, 4, **batch, tokens_per_optimizer_step=128) == []
+    (problem,) = judged(spec, 4, **batch)
+    assert "world_size=4" in problem
+
+
 @pytest.mark.parametrize("name", PLANNED)
 def test_every_other_number_is_one(spec, name):
     for value in (PLANNED[name] + 1, 0):

@@ -159,6 +159,11 @@ TIMES, LOSS, HELD_OUT = "the time of an optimizer step", "the loss of each", "a 
             ["--include_num_input_tokens_seen=yes", "--logging_steps", "1"],
             [],
         ),
+        (
+            {"kind": "trainer_state"},
+            ["--include_num_input_tokens_seen=non_padding", "--logging_steps", "1"],
+            [],
+        ),
     ],
 )
 def test_what_metrics_will_not_tell(config, metrics, arguments, missing) -> None:

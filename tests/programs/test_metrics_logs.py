@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -529,3 +530,30 @@ def test_metrics_of_elsewhere_are_refused(kind: str, path: str) -> None:
     config = {"jsonl": JSONL, "regex": NANOGPT}.get(kind, {"kind": kind})
     with pytest.raises(ValidationError, match="below it"):
         ADAPTER.validate_json(json.dumps({**config, "path": path}))
+
+
+PLACES = {
+    "recorder": ({"kind": "recorder"}, "recorder/rank_0.jsonl"),
+    "jsonl": (JSONL, "train.jsonl"),
+    "regex": (NANOGPT | {"path": "out.txt"}, "out.txt"),
+    "trainer_state": ({"kind": "trainer_state", "path": "out"}, "out/trainer_state.json"),
+}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_no_file_is_refused_and_not_opened(place, make, tmp_path) -> None:
+    config, name = PLACES[place]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make(path)
+    with pytest.raises(RecordError, match=rf"{path.name} is no regular file: metrics"):
+        opened(config, tmp_path).read(final=True)
+
+
+def test_blank_lines_and_a_last_object_without_its_line_end_are_read(tmp_path: Path) -> None:
+    entries = [json.dumps({"iter": k, "train/loss": 9.0 - k}) for k in (1, 2, 3)]
+    (tmp_path / "train.jsonl").write_text("\n   \n".join(entries) + " ")
+    columns = {"optimizer_step": "iter", "loss": "train/loss"}
+    log = opened(JSONL | {"columns": columns, "units": {}}, tmp_path).read(final=True)
+    assert losses(log) == {1: 8.0, 2: 7.0, 3: 6.0}

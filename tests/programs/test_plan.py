@@ -319,6 +319,12 @@ def test_what_the_script_may_have_itself_must_be_told_once_it_is_swept(
         plan(*untold, swept=(key,))
 
 
+@pytest.mark.parametrize("name", ["BATCHSCAPE_RUN_DIR", "BATCHSCAPE_ATTEMPT"])
+def test_variables_of_batchscape_are_its_own(settings, plan, name):
+    with pytest.raises(ConfigError, match="batchscape's own"):
+        plan(settings(engine__environment={name: "1"}))
+
+
 def test_devices_are_those_of_the_lease(settings, plan):
     with pytest.raises(ConfigError, match="devices of its own"):
         plan(settings(engine__environment={"CUDA_VISIBLE_DEVICES": "0,1"}))

@@ -167,11 +167,17 @@ OMP = "W1122 21:00:04.664000 11396 torch/distributed/run.py:874] ******\n"
             "t.py: error: no such option: -x",
         ),
         (REFUSED + "again\n" + traceback_of("ValueError: 3"), "ValueError: 3"),
+        # A loss of this name is none, whatever was explained above it.
+        ("usage: t.py\nstep 1\neval: error: 0.3\nbye\n", "bye"),
         (
             OMP + "no data in /nowhere\n" + torchrun_footer(1, 1),
             "no data in /nowhere; then: rank 1 exited with code 1",
         ),
-        ("no data in /nowhere\n" + CALLED, "no data in /nowhere"),
+        (
+            "no data in /nowhere\n" + CALLED,
+            "no data in /nowhere; then: subprocess.CalledProcessError: Command '['t.py']' "
+            "returned non-zero exit status 2.",
+        ),
         ("no data in /nowhere\n" + DEEPSPEED, "no data in /nowhere"),
         (traceback_of("KeyError: 1") + DEEPSPEED, "KeyError: 1"),
         (OMP + torchrun_footer(1, 1), "rank 1 exited with code 1"),
@@ -225,6 +231,14 @@ HANDLED = traceback_of("torch.OutOfMemoryError: CUDA out of memory. Tried to all
             "oom",
             "out_of_memory",
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        ),
+        # A launcher below it only says that its task has ended.
+        (
+            1,
+            HANDLED + "srun: error: node1: task 0: Exited with exit code 1\n",
+            "oom",
+            "out_of_memory",
+            "torch.OutOfMemoryError",
         ),
         (1, traceback_of("MemoryError"), "oom", "out_of_memory", "its log ends: MemoryError"),
         (

@@ -281,3 +281,6 @@ def test_a_torn_line_waits_and_a_damaged_one_stays_an_error(run_dir: Path) -> No
     for _ in range(2):
         with pytest.raises(RecordError, match="is damaged: 'nonsense'"):
             reader.read()
+    path.write_text('{"event": "step", "loss": 1.0}\n')
+    with pytest.raises(RecordError, match=r"is damaged: .* is none of the recorder's lines"):
+        reader.read()

@@ -48,7 +48,9 @@ def _about_memory(sweep: SweepForecast) -> Iterator[str]:
     """Yield lines about the memory in the table, and about runs without a prediction."""
     memories = [run.memory for run in sweep.runs.values() if run.memory is not None]
     if rooms := {memory.room_gib or 0.0 for memory in memories if memory.fits is not None}:
-        sizes = (f"{room:.3g} GiB" if room else f"what is {NOT_KNOWN}" for room in sorted(rooms))
+        sizes = (
+            f"{_digits(room)} GiB" if room else f"what is {NOT_KNOWN}" for room in sorted(rooms)
+        )
         yield f"Memory: peak of a rank's tensors; it has {list_text(sizes)}, for more than tensors."
     for way, count in Counter(memory.way for memory in memories if memory.fits is None).items():
         yield f"Memory {way} ({count_text(count, 'run')})"
@@ -147,5 +149,12 @@ def span(figure: PredictedRange | None, units: Mapping[str, float]) -> str:
 
 
 def _digits(number: float) -> str:
-    """Write two digits, or all before the point."""
-    return f"{number:,.0f}" if number >= 10 else f"{number:#.2g}"
+    """Write two digits, or all before the point, without an exponent."""
+    if number >= 10:
+        return f"{number:,.0f}"
+    if number >= 1:
+        return f"{number:.1f}"
+    places = 2
+    while number and number < 10 ** (1 - places) and places < 6:
+        places += 1
+    return f"{number:.{places}f}"

@@ -151,7 +151,9 @@ def cgroup_cores(root: Path) -> float | None:
 def _accelerator_problem() -> str | None:
     """Say that torch is built for accelerators that cannot be measured; None where it is not."""
     spec = importlib.util.find_spec("torch")
-    version = Path(spec.origin if spec and spec.origin else "").with_name("version.py")
+    if spec is None or spec.origin is None:
+        return None
+    version = Path(spec.origin).with_name("version.py")
     kinds = [
         kind
         for name, kind in _OTHER_BUILDS.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,17 +30,16 @@ _OUT_OF_MEMORY = re.compile(
 )
 """How a line begins that says that memory is out. A program that mentions it in the middle of a
 line may have died of something else."""
-_ERROR = re.compile(
-    r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b:\s*\S.*|\S+: error: \S.*)"
-)
-"""How a line begins that names an error; as argparse has it, too."""
+_ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b:\s*\S.*)")
 _NO_CAUSE = ("ChildFailedError", "CalledProcessError", "SignalException")
 """Errors of launchers that only say that their child has one."""
+_ARGPARSE_ERROR = re.compile(r"(\S.*: error: \S.*)")
+"""How argparse refuses arguments, below a line of usage."""
 _HAS_WORDS = re.compile(r"\w")
 _OF_RANK = re.compile(r"\[rank(\d+)\]:\s?")
 _TRACEBACK = "Traceback (most recent call last):"
 _FOOTER = re.compile(
-    r"^[WE]\d{4} .*torch/distributed/elastic/.*(?:closing signal|failed \(exitcode)", re.MULTILINE
+    r"^[WE]\d{4} .*torch/distributed/elastic/.*(closing signal|failed \(exitcode)", re.MULTILINE
 )
 """Where the agent of torchrun begins to tell of a rank that has failed."""
 FAILED_START = re.compile(
@@ -84,10 +83,12 @@ def ending(code: int, log: Path, offset: int, *, is_trained: bool = False) -> En
         )
     if _is_out_of_memory(text, words):
         return Ending(Status.OOM, Cause.OUT_OF_MEMORY, reason)
-    # Shells and launchers report a signal of their child as 128 and its number.
-    if code in {-signal.SIGKILL, 128 + signal.SIGKILL}:
-        return Ending(Status.FAILED, Cause.KILLED, reason)
-    return Ending(Status.FAILED, Cause.SIGNAL if code < 0 else Cause.EXCEPTION, reason)
+    if code >= 0:
+        # Shells and launchers report a signal of their child as 128 and its number.
+        cause = Cause.KILLED if code == 128 + signal.SIGKILL else Cause.EXCEPTION
+    else:
+        cause = Cause.KILLED if code == -signal.SIGKILL else Cause.SIGNAL
+    return Ending(Status.FAILED, cause, reason)
 
 
 def _is_out_of_memory(text: str, words: str | None) -> bool:
@@ -106,35 +107,34 @@ def _is_out_of_memory(text: str, words: str | None) -> bool:
 def last_words(text: str) -> str | None:
     """Return the last error of a log, else its last line.
 
-    Where torchrun's summary names the rank that failed first, the error of this rank is returned:
-    the other ranks fail because it is gone.
+    A launcher prints a summary after the errors of its workers; it is added only where there is no
+    error. Where torchrun's summary names the rank that failed first, the error of this rank is
+    returned: the other ranks fail because it is gone.
     """
-    root = _root_cause(text)
-    program_lines = _program_lines(text)
-    errors = list(_errors(program_lines))
-    lines = [line.strip() for line in program_lines if _HAS_WORDS.search(line)]
-    if root is None:
-        texts = lines + [error for _, error in errors]
-        return texts[-1] if texts else None
-    rank, code = root
-    by_rank = dict(errors)
-    if error := by_rank.get(rank) or by_rank.get(None):
+    lines_of_program = _program_lines(text)
+    launcher_errors = [
+        line.strip()
+        for line in text.splitlines()
+        if (match := _ERROR.match(line)) and any(name in match[1] for name in _NO_CAUSE)
+    ]
+    summary = launcher_errors[-1] if launcher_errors else None
+    error = None
+    if root := _root_cause(text):
+        rank, code = root
+        error = _last_error(lines_of_program, {str(rank)}) or _last_error(lines_of_program, {None})
+        summary = _exit_text(f"rank {rank}", code)
+        if error is None and (error_elsewhere := _last_error(lines_of_program)):
+            return f"{summary}; of another rank: {error_elsewhere}"
+    if error := error or _last_error(lines_of_program):
         return error
-    summary = _exit_text(f"rank {rank}", code)
-    if errors:
-        return f"{summary}; of another rank: {errors[-1][1]}"
-    return "; then: ".join([*lines[-1:], summary])
+    lines = [line.strip() for line in lines_of_program if _HAS_WORDS.search(line)]
+    return "; then: ".join(filter(None, [*lines[-1:], summary])) or None
 
 
-def _is_summary(line: str) -> bool:
-    """Whether a launcher says by a line that its child has an error."""
-    return _ERROR.match(line) is not None and any(name in line for name in _NO_CAUSE)
-
-
-def _root_cause(text: str) -> tuple[str, int] | None:
+def _root_cause(text: str) -> tuple[int, int] | None:
     """Return which rank torchrun saw fail first, and its exit code."""
-    reports = _ROOT_CAUSE.findall(text)
-    return (reports[-1][0], int(reports[-1][1])) if reports else None
+    reports = list(_ROOT_CAUSE.finditer(text))
+    return (int(reports[-1][1]), int(reports[-1][2])) if reports else None
 
 
 def _program_lines(text: str) -> list[str]:
@@ -145,7 +145,9 @@ def _program_lines(text: str) -> list[str]:
     if _root_cause(text):
         for failed_start in list(FAILED_START.finditer(text))[-2:-1]:
             text = text[failed_start.end() :]
-        text = _FOOTER.split(text, maxsplit=1)[0]
+    footer = _FOOTER.search(text)
+    if footer is not None and _root_cause(text):
+        text = text[: footer.start()]
     program_lines: list[str] = []
     traceback_begin: int | None = None
     for line in text.splitlines():
@@ -153,7 +155,8 @@ def _program_lines(text: str) -> list[str]:
             continue
         if line.startswith(_TRACEBACK):
             traceback_begin = len(program_lines)
-        if _is_summary(line):
+        is_summary = _ERROR.match(line) and any(name in line for name in _NO_CAUSE)
+        if is_summary:
             del program_lines[len(program_lines) if traceback_begin is None else traceback_begin :]
         else:
             program_lines.append(line)
@@ -162,20 +165,30 @@ def _program_lines(text: str) -> list[str]:
     return program_lines
 
 
-def _errors(lines: Sequence[str]) -> Iterator[tuple[str | None, str]]:
-    """Yield each line that names an error, with its rank."""
-    # Ranks print at once: those of which the frames of a traceback are being read.
-    in_traceback: set[str | None] = set()
+def _last_error(lines: Sequence[str], ranks: Collection[str | None] | None = None) -> str | None:
+    """Return the last line that names an error."""
+    error = None
+    # By rank, as ranks print at once: whether the frames of a traceback are being read.
+    in_traceback: dict[str | None, bool] = {}
+    is_usage = False
     for line in lines:
         prefix = _OF_RANK.match(line)
         rank = None if prefix is None else prefix[1]
-        content = _OF_RANK.sub("", line, count=1)
+        if ranks is not None and rank not in ranks:
+            continue
+        content = line if prefix is None else line[prefix.end() :]
         match = _ERROR.match(content.strip())
+        if match is None and is_usage:
+            match = _ARGPARSE_ERROR.match(content.strip())
+        if content[:1].strip() and match is None:
+            is_usage = content.lower().startswith("usage: ")
+        ends_traceback = in_traceback.get(rank, False) and content[:1].strip() != ""
         if content.startswith(_TRACEBACK):
-            in_traceback.add(rank)
-        elif match or (rank in in_traceback and content[:1].strip()):
-            in_traceback.discard(rank)
-            yield rank, content.strip() if match is None else match[1]
+            in_traceback[rank] = True
+        elif ends_traceback or match:
+            in_traceback[rank] = False
+            error = content.strip() if match is None else match[1]
+    return error
 
 
 def _exit_text(what: str, code: int) -> str:

@@ -18,6 +18,7 @@ from batchscape.record.placeholders import (
     used_placeholders,
 )
 from batchscape.record.timing import LET_IT_LOG
+from batchscape.recorder import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from batchscape.text import list_text
 
 _FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
@@ -114,7 +115,8 @@ def unlogged(command: Command) -> list[str]:
         columns = {"eval_loss"}
         if re.search(r"--logging_steps 1(?:\.0)?(?: |$)", options):
             columns.add("loss")
-            if re.search(r"--include_num_input_tokens_seen(?! no| false)", options, re.IGNORECASE):
+            counts = r"--include_num_input_tokens_seen(?! (?:no|false)(?: |$))"
+            if re.search(counts, options, re.IGNORECASE):
                 columns.add("step_time_s")
     elif isinstance(metrics, JsonlMetrics):
         columns = set(metrics.columns)
@@ -192,10 +194,18 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
                 "engine.argv or engine.environment"
             )
             raise ConfigError(msg)
+    _check_environment(command)
+    check_program(command)
+
+
+def _check_environment(command: Command) -> None:
+    for name in (RUN_DIR_VARIABLE, ATTEMPT_VARIABLE):
+        if name in command.environment:
+            msg = f"engine.environment: {name} is batchscape's own; leave it out"
+            raise ConfigError(msg)
     if devices := command.environment.get("CUDA_VISIBLE_DEVICES"):
         msg = (
             f"engine.environment: CUDA_VISIBLE_DEVICES={devices} would put every run on the same "
             "devices; leave it out: each run is given devices of its own"
         )
         raise ConfigError(msg)
-    check_program(command)

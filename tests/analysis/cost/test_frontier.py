@@ -257,4 +257,4 @@ def test_contradictions_are_named():
     assert frontier["note"] == "not monotone: micro-batch 8, 16 fit, though 4 ran out"
     edge = find_frontier(table((2, 1, FIT), (4, 1, FIT), (4, 1, OUT), (4, 1, OUT)))
     assert (edge["last_fit"], edge["first_out"], edge["is_monotone"]) == (2, 4, False)
-    assert edge["note"] == "not monotone: micro-batch 4 fit, though 4 ran out"
+    assert edge["note"] == "not monotone: micro-batch 4 fit in one run and ran out in another"

@@ -107,6 +107,17 @@ def test_step_time_terms_come_back(apart):
     np.testing.assert_allclose(model.cells["fitted"], model.cells["measured"], rtol=1e-9)
 
 
+def test_rows_may_have_any_index_and_runs_any_name():
+    halves = [table(MANY, repeats=2), table(MANY, repeats=2).assign(seed=2)]
+    rows = pd.concat(halves)
+    rows["run_id"] = range(len(rows))
+    model = fit_step_time(rows)
+    whole = fit_step_time(pd.concat(halves, ignore_index=True))
+    assert model.at(2, 8, 2).value == pytest.approx(whole.at(2, 8, 2).value)
+    assert sum(names.count(";") + 1 for names in model.cells["run_ids"]) == len(rows)
+    assert fit_memory(rows).phases["peak_allocated_gib"].cells["n"].sum() == len(rows)
+
+
 def test_one_global_batch_does_not_tell_exchange_from_time_a_sample():
     rows = table([*FORK, (2, 16, 1), (1, 4, 8)]).drop(columns=["exchange_s", "optimizer_s"])
     model = fit_step_time(rows)

@@ -188,8 +188,14 @@ def test_losses_elsewhere_are_those_of_the_longest_horizon_where_it_has_all_runs
     one_long = ~ends_late | (grid.index == ends_late.idxmax())
     at_work = grid.assign(status=grid["status"].mask(grid.index == ends_late.idxmax(), "running"))
     at_work["final_eval_loss"] = at_work["final_eval_loss"].where(at_work["status"] != "running")
+    # A batch that only short ones completed; another machine, and another seed of the start.
+    lost = grid.assign(status=grid["status"].mask(ends_late & (grid.index % 3 == 0), "diverged"))
+    hardware = {"launch.device_model": grid["planned_samples"].map(lambda n: f"machine {n}")}
     for runs in (
         grid[one_long],
+        lost,
+        grid.assign(**hardware, device_type="cpu"),
+        grid.assign(init_seed=grid["planned_samples"]),
         at_work,
         pd.concat([grid, hungry], ignore_index=True),
         grid.assign(**{"schedule.name": "constant"}),

@@ -68,7 +68,7 @@ class ColumnReader(Reader):
         self._forget_all()
         content = content_of(self._path)[self._begin :]
         # A number may be cut off in a last line without its end, but not in a whole object.
-        text = content if final and content.endswith(b"}") else whole_lines(content)
+        text = content if final and content.rstrip().endswith(b"}") else whole_lines(content)
         if self._earlier_text and text.startswith(self._earlier_text):
             for line in lines_of(self._earlier_text):
                 self._take(line)

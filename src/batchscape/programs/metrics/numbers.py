@@ -20,7 +20,7 @@ _SECONDS: dict[TimeUnit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0
 
 def lines_of(content: bytes) -> list[str]:
     """Return the lines of a text that are not empty; a bare carriage return ends one too."""
-    return [line for line in re.split(r"[\r\n]", content.decode(errors="replace")) if line]
+    return [line for line in re.split(r"[\r\n]", content.decode(errors="replace")) if line.strip()]
 
 
 def whole_lines(content: bytes) -> bytes:
@@ -30,6 +30,9 @@ def whole_lines(content: bytes) -> bytes:
 
 def content_of(path: Path) -> bytes:
     """Return what a file holds; nothing where it is not there."""
+    if path.exists() and not path.is_file():  # to open a pipe would wait for its other end
+        msg = f"{path} is no regular file: metrics are read from files"
+        raise RecordError(msg)
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -51,6 +51,8 @@ class RecorderReader(Reader):
         try:
             event = json.loads(line)
             kind = event.pop("event")
+            if kind in {"step", "evaluation"}:
+                int(event["optimizer_step"])
         except (ValueError, KeyError, AttributeError, TypeError):
             msg = f"{path} is damaged: {line[:60]!r} is none of the recorder's lines"
             raise DamageError(msg) from None

@@ -41,6 +41,14 @@ class TrainerStateReader(Reader):
         super().__init__(path, geometry, sequence_length)
         self._eval_loss = eval_loss
 
+    def read(self, *, final: bool = False) -> Log:
+        """Return what the metrics hold by now; without a sequence length no tokens of rows."""
+        log = super().read(final=final)
+        if self._sequence_length is None:
+            for row in log.steps:
+                row.pop("tokens", None)
+        return log
+
     def _read(self, *, final: bool) -> Log:
         states = self._states(final=final)
         if states:
@@ -93,8 +101,6 @@ class TrainerStateReader(Reader):
             steps.append({"optimizer_step": state["global_step"]})
         _time_steps(steps, evals, state)
         if self._sequence_length is None:
-            for row in steps:
-                row.pop("tokens", None)
             sources["tokens"] = "missing: the Trainer counts inputs, padding perhaps included"
         return Log(steps, evals, _readings(state, history, path), [], sources)
 

@@ -59,17 +59,13 @@ def _about_memory(sweep: SweepForecast) -> Iterator[str]:
 def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
     has_tokens = any(forecast.tokens_per_s is not None for _, forecast in lines)
     of_runs = way.removeprefix("measured, ")
-    by = (
-        f", {way}: ranges, nothing was measured"
-        if of_runs == way
-        else f" from {of_runs} like these"
-    )
+    source = f"the {way}, not from runs" if of_runs == way else f"{of_runs} like these"
     titles = ("runs", "step", "tokens/s" if has_tokens else "samples/s", "run", "memory")
     table = Table(
         Column("devices x micro\nx accumulation", overflow="fold", min_width=15),
         *(Column(title, no_wrap=True, justify="right") for title in titles),
         box=box.SIMPLE_HEAD,
-        title=f"Predicted{by}",
+        title=f"Predicted from {source}",
         title_justify="left",
         title_style="",
         pad_edge=False,

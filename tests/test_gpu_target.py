@@ -1,5 +1,6 @@
 """`make gpu`: what it does where there is no CUDA device, and where its figures go."""
 
+import ast
 import json
 import math
 import os
@@ -293,6 +294,26 @@ def test_outcomes_of_tests_are_counted_by_file(tmp_path):
     )
     (row,) = json.loads(done.stdout.splitlines()[-1])
     assert (row["passed"], row["failed"], row["skipped"]) == (1, 2, 1)
+
+
+@pytest.mark.slow
+def test_layers_of_a_step_and_its_kernels_are_measured_on_a_cpu_too():
+    few = ("--device", "cpu", "--eager")
+    script = ROOT / "benchmarks" / "gpu" / "step_costs.py"
+    done = run(sys.executable, script, *few, "--rounds", "1", "--steps", "3")
+    rows, compared = (ast.literal_eval(line) for line in done.stdout.splitlines()[-2:])
+    assert [row["layer"] for row in rows] == [
+        *("bare loop", "engine", "loader", "clock and recorder", "without telemetry"),
+    ]
+    assert all(row["step_s"] > 0 for row in rows)
+    assert [each["n"] for each in compared] == [2] * 4
+    done = run(sys.executable, ROOT / "benchmarks" / "gpu" / "step_kernels.py", *few)
+    kernels = [ast.literal_eval(line) for line in done.stdout.splitlines()]
+    shares = [kernel["share_pct"] for kernel in kernels]
+    assert shares == sorted(shares, reverse=True)
+    assert 90 < sum(shares) <= 100.001
+    # Of each layer two products backward for one forward, and those of the vocabulary.
+    assert {"aten::mm", "aten::addmm"} <= {kernel["kernel"] for kernel in kernels}
 
 
 @pytest.mark.usefixtures("of_benchmarks")

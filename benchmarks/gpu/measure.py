@@ -24,12 +24,14 @@ HERE = Path(__file__).parent
 PARTS = {
     "tests": ("run_tests.py", "tests"),
     "runs": ("run_tests.py", "runs"),
-    "recorder_overhead_cuda": ("recorder_overhead_cuda.py",),
+    "step_costs_compiled": ("step_costs.py",),
+    "step_kernels_compiled": ("step_kernels.py",),
     "variants": ("variants.py",),
     "peers_compiled": ("peers.py", "--compile"),
     "peers_eager": ("peers.py",),
     "gpt2_step_time": ("gpt2_step_time.py",),
     "training": ("training.py",),
+    "step_costs_eager": ("step_costs.py", "--eager"),
     "adamw_kernels": ("adamw_kernels.py",),
     "critical_batch": ("critical_batch.py",),
 }

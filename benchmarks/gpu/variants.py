@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch._inductor.config as inductor
 from apart import LIMIT_S, Figures, apart
 from peers import batches, make_spec
 from results import cuda_device, save
@@ -25,9 +26,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from batchscape.config import Cluster
-from batchscape.engines import build_engine
+from batchscape.engines import Engine, build_engine
 from batchscape.measure.flops import model_flops
 from batchscape.measure.peak import peak_flops
+from batchscape.record.spec import RunSpec
 from batchscape.train.worker import _set_precision_of_products
 
 SETTLE, STEPS = 13, 20
@@ -50,6 +52,12 @@ class Variant(NamedTuple):
     """Whether flash attention is asked for, where torch would choose."""
     narrow: bool = False
     """Whether the residual stream is in bfloat16."""
+    biases: bool = True
+    """Whether linear layers and norms have biases."""
+    exact_sums: bool = True
+    """Whether products of bfloat16 add up in float32, as in every run."""
+    launches_early: bool = False
+    """Whether a kernel of inductor may begin while the one before it ends."""
 
 
 VARIANTS = {
@@ -60,6 +68,11 @@ VARIANTS = {
     "compiled, padded": Variant(compiled="whole"),
     "compiled, padded, flash attention": Variant(compiled="whole", flash=True),
     "compiled, padded, residual stream in bfloat16": Variant(compiled="whole", narrow=True),
+    "compiled, padded, no biases": Variant(compiled="whole", biases=False),
+    "compiled, padded, sums in bfloat16": Variant(compiled="whole", exact_sums=False),
+    "compiled, padded, programmatic launch": Variant(compiled="whole", launches_early=True),
+    "compiled and tuned, padded": Variant(compiled="max-autotune-no-cudagraphs"),
+    "CUDA graphs, padded": Variant(compiled="reduce-overhead"),
     "compiled, padded, loss_chunk=4096": Variant(compiled="whole", chunk=4096),
     "blocks compiled, padded": Variant(compiled="blocks"),
     "compiled, padded, micro-batch 64": Variant(compiled="whole", micro=64),
@@ -68,6 +81,32 @@ VARIANTS = {
     "CUDA graphs, padded, micro-batch 1": Variant(compiled="reduce-overhead", micro=1),
     "350M: compiled, padded": Variant(size="350M", compiled="whole"),
 }
+
+
+def build_variant(variant: Variant, spec: RunSpec, device: torch.device) -> Engine:
+    """Build the engine of a variant, not compiled."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = not variant.exact_sums
+    engine = build_engine(spec, device)
+    if not variant.biases:
+        for module in engine.module.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.LayerNorm):
+                module.bias = None
+    if variant.narrow:
+        # What enters the first block is what all of them add to.
+        blocks: Any = engine.module.model.blocks
+        blocks[0].register_forward_pre_hook(lambda _, x: (x[0].bfloat16(),))
+    return engine
+
+
+def compile_variant(variant: Variant, engine: Engine) -> None:
+    """Compile the model of a variant, the whole or its blocks."""
+    inductor.triton.enable_pdl = variant.launches_early
+    if variant.compiled == "blocks":
+        for block in engine.module.model.blocks:
+            block.compile(dynamic=False)
+    elif variant.compiled is not None:
+        mode = None if variant.compiled == "whole" else variant.compiled
+        engine.module.compile(dynamic=False, mode=mode)
 
 
 def measure(name: str) -> Figures:
@@ -83,18 +122,10 @@ def measure(name: str) -> Figures:
         vocabulary_size=50304 if variant.padded else 50257,
         loss_chunk=variant.chunk,
     )
-    engine = build_engine(spec, device)
-    if variant.narrow:
-        # What enters the first block is what all of them add to.
-        engine.module.model.blocks[0].register_forward_pre_hook(lambda _, x: (x[0].bfloat16(),))
+    engine = build_variant(variant, spec, device)
     samples = list(batches(spec))
     flops = model_flops(engine.module, *samples[0])
-    if variant.compiled == "blocks":
-        for block in engine.module.model.blocks:
-            block.compile(dynamic=False)
-    elif variant.compiled is not None:
-        mode = None if variant.compiled == "whole" else variant.compiled
-        engine.module.compile(dynamic=False, mode=mode)
+    compile_variant(variant, engine)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
     losses: list[Tensor] = []
     attention = sdpa_kernel(SDPBackend.FLASH_ATTENTION) if variant.flash else nullcontext()

@@ -2,8 +2,8 @@
 
 The training's own code is rehearsed on tensors that have shapes and no numbers, and what it would
 allocate is counted (`plan.memory_trace`): two optimizer steps of one rank, in the stage that holds
-most, of at most two micro-steps each. Nothing follows a formula of ours but what DDP and gloo take
-by themselves. docs/planning.md says what is exact.
+most, of at most two micro-steps each. Only the buffers of DDP and gloo follow a formula of ours.
+docs/planning.md says what is exact.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 _METHODS = {"cpu": "fake tensors", "cuda": "fake tensors (kernels as on a CPU)"}
 _NO_PART = ("batch", "launcher", "loader", "device", "measure", "evaluation")
-"""Groups that say what fits, or what is held beside the training, or in another form below."""
+"""Groups of settings that do not decide it: what fits, what lies beside the training, and what
+`_key_without_micro_batch` has in another form."""
 _DROPOUT_PROBLEM = (
     "attention with dropout holds all scores on a CPU and not on CUDA, whose kernels are not here; "
     "memory is predicted only for dropout 0"
 )
 _MOST_LINGERING = 0.1
-"""Part of a peak that may come and go with the threads of an exchange."""
+"""Share of a peak that the threads of an exchange may add in one run and not in another."""
 _MOST_TRACED = 3
-"""Up to this many micro-batches are each rehearsed; of more, this many are, and a line gives the
-others."""
+"""Micro-batches that are rehearsed at most; a line through them gives the others."""
 
 
 def predict_memories(specs: Sequence[RunSpec]) -> list[MemoryReport]:
     """Say what the training steps of runs allocate on each rank, before anything runs.
 
     Runs of one `memory_key` are rehearsed once. Of many micro-batches of one training three are
-    rehearsed, and one of a single sample: where every storage grows by a line through two of them,
-    and the third lies on it, that line is taken for the others.
+    rehearsed, and one of a single sample. Where every storage grows along a line through two of
+    them, and the third lies on it, the line gives the others.
 
     Parameters
     ----------
@@ -157,9 +157,8 @@ def _report(method: str, memory_trace: Trace, device_type: str) -> MemoryReport:
     peak, highest = report.peak_allocated_gib, most.peak_allocated_gib
     if peak and highest and highest > (1 + _MOST_LINGERING) * peak:
         problem = (
-            "threads of gloo may hold what they exchanged a moment longer, which for so small a "
-            f"training is much: its peak is {1024 * peak:.3g} to {1024 * highest:.3g} MiB, another "
-            "in every run"
+            "threads of gloo may hold exchanged tensors a moment longer, which moves the peak of so "
+            f"small a training from run to run: {1024 * peak:.3g} to {1024 * highest:.3g} MiB"
         )
         return MemoryReport(method, problem=problem)
     return report

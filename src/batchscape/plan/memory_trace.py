@@ -49,8 +49,8 @@ from batchscape.train.loader import BatchLoader, StepBatches
 _CPU = torch.device("cpu")
 _OPTIMIZER_STEPS = 2
 """The first makes the optimizer's state, the second is like all later ones."""
-_LOOKED_AT = 4
-"""Samples whose shapes are compared, from all over the data."""
+_SHAPES_COMPARED = 4
+"""Samples whose shapes are compared, spread over the data."""
 _CUDA_BLOCK = 512
 """Bytes that CUDA's allocator rounds up to, and counts: `kMinBlockSize` of
 c10/cuda/CUDACachingAllocator.cpp."""
@@ -64,23 +64,22 @@ class Sample(NamedTuple):
     """Of a batch, in numbers."""
     dtype: torch.dtype
     is_counted: bool
-    """Whether the device's meter sees it: that of a CPU does not see what NumPy has allocated."""
+    """Whether the device's meter sees it: a CPU's meter does not see what NumPy allocates."""
 
 
 class Trace(NamedTuple):
-    """What a rehearsal allocated and freed, in its order."""
+    """What a rehearsal allocated and freed, in order."""
 
     sizes: NDArray[np.int64]
     """Bytes of each storage, by the number of its birth."""
     events: NDArray[np.int64]
-    """Number of a storage that was born, counted from 1; negative where it died."""
+    """Number of a storage, from 1, at its birth; the negative number at its death."""
     phases: tuple[tuple[str, int], ...]
-    """Phases as they began, and how many events there had been."""
+    """Phases in order, each with the number of events before it."""
     attends_by_parts: bool
-    """Whether scores of attention were held, which a CPU does with dropout and CUDA never."""
+    """Whether attention kept all scores, as a CPU does with dropout and CUDA never does."""
     lingering: tuple[int, ...]
-    """Numbers of those that may have died already: what a thread of gloo may hold a moment longer
-    than its exchange lasts."""
+    """Numbers of storages that a thread of gloo may hold a moment longer than its exchange."""
 
     def allocated(self, device_type: str, *, lingering: bool = False) -> dict[str, AllocatedBytes]:
         """Return the bytes of each phase, as the meter of a device counts them."""
@@ -101,13 +100,13 @@ class Trace(NamedTuple):
     def is_like(self, other: Trace) -> bool:
         """Whether the same storages come and go in the same order, whatever their sizes.
 
-        Storages that die together, as casts that autocast kept, have no order among themselves.
+        Storages that die together, such as autocast's casts, have no order among themselves.
         """
         one, two = ((each.phases, each.lingering, each.attends_by_parts) for each in (self, other))
         return one == two and np.array_equal(self._sorted(), other._sorted())
 
     def _sorted(self) -> NDArray[np.int64]:
-        """Sort deaths that neither a birth nor the begin of a phase parts."""
+        """Return the events, with deaths sorted that neither a birth nor a new phase separates."""
         order = np.arange(len(self.events))
         dies = self.events < 0
         stretches = np.cumsum(np.diff(dies, prepend=False))
@@ -116,9 +115,9 @@ class Trace(NamedTuple):
 
 
 def sample_of(spec: RunSpec) -> tuple[Sample, Sample]:
-    """Look at a few training samples of a run."""
+    """Return the layout of a few training samples of a run."""
     dataset = open_dataset(spec.config, spec.data, "train")
-    spread = np.linspace(0, dataset.num_samples - 1, min(_LOOKED_AT, dataset.num_samples))
+    spread = np.linspace(0, dataset.num_samples - 1, min(_SHAPES_COMPARED, dataset.num_samples))
     indices = spread.astype(np.int64)
     batches = [to_device(dataset.batch(indices), _CPU, spec.precision)]
     batches += [to_device(dataset.batch(indices[i : i + 1]), _CPU, "") for i in range(len(indices))]
@@ -146,7 +145,7 @@ def _common_layout(tensors: tuple[Tensor, ...], *, on_cuda: bool) -> Sample:
 
 
 def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry) -> Trace:
-    """Rehearse the training of a run, as the rank that holds most, and return what it allocates.
+    """Rehearse a run's training on the rank that holds most; return what it allocates.
 
     Parameters
     ----------
@@ -160,7 +159,7 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
     Raises
     ------
     Exception
-        Whatever the model's own code raises where tensors hold no numbers.
+        Any error of the model's code, as tensors hold no numbers.
     """
     spec = replace(spec, config=without_weights(spec.config))
     place = one_rank(spec, geometry.data_parallel_size)
@@ -188,12 +187,12 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
 
 @dataclass
 class _LivingStorage:
-    """A storage that was born."""
+    """A storage that lives."""
 
     reference: weakref.ref[Any]
     """Tells of its death."""
     number: int
-    """Of its birth, or of the last change of its size."""
+    """Number of its birth, or of the last change of its size."""
 
 
 _DEVICE = torch.ops.prim.device.default
@@ -215,14 +214,14 @@ _VIEWS = frozenset(
 _GATHER = torch.ops.c10d._allgather_base_.default
 _REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
 _LINGER_OPERATORS = 100
-"""Operators, about a millisecond of them, for which a thread of gloo may hold what it was given."""
+"""Operators (about a millisecond) for which a thread of gloo may hold a tensor."""
 
 
 def _view(func: Operator, args: tuple[Any, ...]) -> FakeTensor:
     """Return another view of a tensor without numbers.
 
-    As `FakeTensorMode` makes it, without its memory of earlier answers, which takes longer. Half of
-    a training's operators are views.
+    `FakeTensorMode` makes the same, but looks it up in a cache, which takes longer. Half of a
+    training's operators are views.
     """
     source: FakeTensor = args[0]
     with in_kernel_invocation_manager(source.fake_mode):
@@ -243,30 +242,31 @@ class _StorageCounter(TorchDispatchMode):
         self._phases: list[tuple[str, int]] = []
         self._attends_by_parts = False
         self._exchanged: set[int] = set()
-        """Storages that the last exchange was given, while its thread may hold them."""
+        """Storages that the last exchange got, while its thread may hold them."""
         self._since_exchange = 0
-        """Operators since then."""
-        self._held: list[int] = []
-        """Numbers of those that have died, and may still be held."""
+        """Operators since the last exchange."""
+        self._held_by_gloo: list[int] = []
+        """Numbers of storages that have died, and that a thread of gloo may still hold."""
         self._lingering: list[int] = []
-        """All that ever were."""
-        self._answers = False
+        """Numbers of all storages that were ever held so."""
+        self._answers_zero = False
+        """Whether a question for a number is answered, by 0."""
 
     def answer_outside(self, module: nn.Module) -> None:
-        """Let a library look at numbers, which are zeros, but not the model in its forward.
+        """Let a library read numbers, all of them zeros, outside of the model's forward.
 
-        It asks for norms of gradients, and whether they are finite.
+        It reads norms of gradients, and whether they are finite.
         """
-        self._answers = True
-        module.register_forward_pre_hook(lambda *_: setattr(self, "_answers", False))
-        module.register_forward_hook(lambda *_: setattr(self, "_answers", True))
+        self._answers_zero = True
+        module.register_forward_pre_hook(lambda *_: setattr(self, "_answers_zero", False))
+        module.register_forward_hook(lambda *_: setattr(self, "_answers_zero", True))
 
     def phase(self, name: str) -> None:
-        self._settle()  # as the probe does
+        self._release_held()  # as the probe does
         self._phases.append((name, len(self._events)))
 
     def leave_out(self, tensor: Tensor) -> None:
-        """Not count a tensor, which must live as long as this does."""
+        """Leave a tensor out of the count; it must live as long as this object."""
         self._left_out.add(id(tensor.untyped_storage()))
 
     def trace(self) -> Trace:
@@ -283,30 +283,30 @@ class _StorageCounter(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401  (its result)
         if func is _DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # asked for by two calls in three; the short way
-        if func is _NUMBER and self._answers:
+            return args[0].fake_device  # two calls in three ask for it
+        if func is _NUMBER and self._answers_zero:
             return 0.0 if args[0].dtype.is_floating_point else 0
         self._since_exchange += 1
         if self._since_exchange == _LINGER_OPERATORS:
-            self._settle()
+            self._release_held()
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it computes with its local part, which is counted
+            return NotImplemented  # its local part computes, and is counted
         if func is torch.ops.aten._safe_softmax.default:
-            self._attends_by_parts = True  # of nobody but scaled_dot_product_attention
+            self._attends_by_parts = True  # only scaled_dot_product_attention calls it
         source = args[0] if func in _VIEWS and not kwargs else None
-        # What is made of numbers in the code keeps them.
+        # A tensor that the code makes of numbers keeps them.
         if isinstance(source, FakeTensor) and source.constant is None:
             result = _view(func, args)
         else:
             result = func(*args, **(kwargs or {}))
         if self._on_cpu:
-            self._take_within_kernel(func, args)
+            self._check_kernel(func, args)
         for tensor in tensors_in(result):
             if not isinstance(tensor, DTensor):
                 self._record_storage(tensor)
         return result
 
-    def _take_within_kernel(self, func: Operator, args: tuple[Any, ...]) -> None:
+    def _check_kernel(self, func: Operator, args: tuple[Any, ...]) -> None:
         if func is _CONVOLUTION:
             msg = (
                 "a convolution on a CPU copies what it needs within its kernel, as much as the "
@@ -319,48 +319,48 @@ class _StorageCounter(TorchDispatchMode):
     def _exchange(self, func: Operator, args: tuple[Any, ...]) -> None:
         """Count gloo's buffers, and note what its thread may still hold.
 
-        The thread of the exchange before holds nothing. Gloo gathers into a buffer of its own, and
-        copies what it reduces and scatters. Source: torch/csrc/distributed/c10d/
+        The thread of the earlier exchange holds nothing any more. Gloo gathers into a buffer of its
+        own, and copies what it reduces and scatters. Source: torch/csrc/distributed/c10d/
         ProcessGroupGloo.cpp; the sizes as the profiler shows them.
         """
-        self._settle()
+        self._release_held()
         if func is _GATHER:
-            self._free(self._take(args[0].nbytes))
+            self._record_end(self._record_birth(args[0].nbytes))
         elif func is _REDUCE_SCATTER:
-            self._free(self._take(args[1].nbytes))
-            self._hold(args[1].nbytes)
+            self._record_end(self._record_birth(args[1].nbytes))
+            self._hold_for_gloo(args[1].nbytes)
         self._exchanged = {id(tensor.untyped_storage()) for tensor in tensors_in(args)}
         self._since_exchange = 0
 
-    def _hold(self, size: int) -> None:
-        if number := self._take(size):
-            self._held.append(number)
+    def _hold_for_gloo(self, size: int) -> None:
+        if number := self._record_birth(size):
+            self._held_by_gloo.append(number)
             self._lingering.append(number)
 
-    def _settle(self) -> None:
-        for number in self._held:
-            self._free(number)
-        self._held.clear()
+    def _release_held(self) -> None:
+        for number in self._held_by_gloo:
+            self._record_end(number)
+        self._held_by_gloo.clear()
         self._exchanged.clear()
 
     def _record_storage(self, tensor: Tensor) -> None:
         if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "meta":
-            return  # a library's note of a shape
+            return  # a library notes a shape by it
         storage = tensor.untyped_storage()
-        key = id(storage)  # of the one object that torch keeps for it
+        key = id(storage)  # torch keeps one object for each storage
         if key not in self._alive and key not in self._left_out:
-            number = self._take(storage.nbytes())
+            number = self._record_birth(storage.nbytes())
             reference = weakref.ref(storage, lambda _: self._record_death(key))
             self._alive[key] = _LivingStorage(reference, number)
 
     def _record_death(self, key: int) -> None:
         number = self._alive.pop(key).number
-        self._free(number)
+        self._record_end(number)
         if key in self._exchanged and number:
-            self._hold(self._sizes[number - 1])
+            self._hold_for_gloo(self._sizes[number - 1])
 
-    def _take(self, size: int) -> int:
-        """Note that bytes are taken; return the number to free them by, 0 for none of them."""
+    def _record_birth(self, size: int) -> int:
+        """Record the birth of a storage; return its number, 0 for one without bytes."""
         if size == 0:
             return 0
         self._sizes.append(size)
@@ -368,20 +368,20 @@ class _StorageCounter(TorchDispatchMode):
         self._events.append(number)
         return number
 
-    def _free(self, number: int) -> None:
+    def _record_end(self, number: int) -> None:
         if number:
             self._events.append(-number)
 
     @contextmanager
     def resizes_seen(self) -> Iterator[None]:
-        """See what changes the size of a storage, which no operator does."""
+        """Record changes of the size of a storage, which are no operators."""
         resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:  # noqa: ANN401  (torch's)
             alive = self._alive.get(id(storage))
             if alive is not None:
-                self._free(alive.number)
-                alive.number = self._take(size)
+                self._record_end(alive.number)
+                alive.number = self._record_birth(size)
             return resize(storage, size)
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[assignment, method-assign]  # put back
@@ -392,20 +392,20 @@ class _StorageCounter(TorchDispatchMode):
 
 
 class _BlankLoader(BatchLoader):
-    """Hands out micro-batches without content."""
+    """Micro-batches without content."""
 
     def __init__(
         self, sample: tuple[Sample, Sample], geometry: BatchGeometry, counter: _StorageCounter
     ) -> None:
         self._sample = sample
         self._geometry = geometry
-        # Outside of the counting, and all the time.
-        self._uncounted = {one: self._blank(one) for one in sample if not one.is_counted}
+        # Made once, and left out of the count.
+        self._uncounted = {each: self._blank(each) for each in sample if not each.is_counted}
         for tensor in self._uncounted.values():
             counter.leave_out(tensor)
 
     def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:  # noqa: ARG002
-        """Return micro-batches of any step, whose loss is divided by one label."""
+        """Return the micro-batches of a step, with one label."""
         micro_steps = self._geometry.gradient_accumulation_steps
         inputs, labels = self._sample
         batches = ((self._tensor(inputs), self._tensor(labels)) for _ in range(micro_steps))
@@ -421,9 +421,9 @@ class _BlankLoader(BatchLoader):
 
 @contextmanager
 def _caller_undisturbed() -> Iterator[None]:
-    """Put random states back, and keep the collector from freeing what a rank would hold.
+    """Restore the random states, which a model's code may use, and stop the garbage collector.
 
-    A model's own code may draw from any of them.
+    The collector would free what a rank still holds.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     of_python, of_numpy = random.getstate(), np.random.get_state()

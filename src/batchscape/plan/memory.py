@@ -157,8 +157,8 @@ def _report(method: str, memory_trace: Trace, device_type: str) -> MemoryReport:
     peak, highest = report.peak_allocated_gib, most.peak_allocated_gib
     if peak and highest and highest > (1 + _MOST_LINGERING) * peak:
         problem = (
-            "threads of gloo may hold exchanged tensors a moment longer, which moves the peak of so "
-            f"small a training from run to run: {1024 * peak:.3g} to {1024 * highest:.3g} MiB"
+            "threads of gloo may hold exchanged tensors a moment longer, which moves the peak of "
+            f"so small a training: {1024 * peak:.3g} to {1024 * highest:.3g} MiB from run to run"
         )
         return MemoryReport(method, problem=problem)
     return report

@@ -25,5 +25,4 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562: the type is that o
         from batchscape.engines import build
 
         return getattr(build, name)
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

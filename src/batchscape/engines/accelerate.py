@@ -46,11 +46,10 @@ class AccelerateEngine(ReplicatedEngine):
     ) -> None:
         super().__init__(module, config, optimizer, precision)
         if precision == "float16" and self._device_type == "cpu":
-            msg = (
+            raise ConfigError(
                 "engine=accelerate cannot train with engine.precision=float16 on a CPU: accelerate "
                 "would train in float32 there; use bfloat16 or float32, or engine=ddp"
             )
-            raise ConfigError(msg)
         _forget_states()
         with environment(
             _rank_variables(self._one.device), without=_LAUNCHER_PREFIXES + _RANK_NAMES

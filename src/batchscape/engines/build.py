@@ -42,8 +42,9 @@ def build_engine(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != _LIBRARIES.get(name):
             raise
-        msg = f"engine={name} needs {_LIBRARIES[name]}: pip install 'batchscape[{name}]'"
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            f"engine={name} needs {_LIBRARIES[name]}: pip install 'batchscape[{name}]'"
+        ) from None
     in_parts = begins_in_parts(spec)
     module: nn.Module
     if draws or not in_parts:

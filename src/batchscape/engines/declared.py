@@ -18,11 +18,10 @@ def check_reported(name: str, reported: Reported, geometry: BatchGeometry) -> No
         if number is not None and number != (planned := getattr(geometry, word))
     ]
     if differences:
-        msg = (
+        raise BatchscapeError(
             f"engine={name} reports another geometry than that of the run, so it would train "
             f"another global batch: {'; '.join(differences)}"
         )
-        raise BatchscapeError(msg)
 
 
 def declared_bytes(engine: Engine, micro_steps: int) -> int:
@@ -35,11 +34,10 @@ def check_exchanged(name: str, engine: Engine, exchanged: int, micro_steps: int)
     declared = declared_bytes(engine, micro_steps)
     if exchanged != declared:
         how = "every micro-step" if engine.exchanges_every_micro_step else "the last micro-step"
-        msg = (
+        raise BatchscapeError(
             f"engine={name} exchanged {exchanged} gradient bytes in an optimizer step of "
             f"{micro_steps} micro-steps, and declares {declared}: {engine.gradient_bytes} in {how}"
         )
-        raise BatchscapeError(msg)
 
 
 def declaration(engine: Engine) -> dict[str, Any]:

@@ -96,12 +96,11 @@ class FsdpEngine(PlainEngine):
             n for n, p in module.named_parameters() if p.ndim == 0 or not p.is_contiguous()
         ]
         if uncuttable_names:
-            msg = (
+            raise ConfigError(
                 "engine=fsdp cuts parameters along their first dimension: all must have one and be "
                 f"contiguous, but not {', '.join(uncuttable_names[:5])} of this model; use "
                 "engine=ddp, or give scalars the shape (1,)"
             )
-            raise ConfigError(msg)
         self.gradient_bytes = sum(
             padded_bytes(p, geometry.data_parallel_size)
             for p in module.parameters()
@@ -135,13 +134,12 @@ class FsdpEngine(PlainEngine):
         (loss * weight).backward()
         if last:
             if self._last_micro_step_bytes != self.gradient_bytes:
-                msg = (
+                raise BatchscapeError(
                     "engine=fsdp exchanges the gradients of all blocks in the last micro-step, "
                     f"{self.gradient_bytes} bytes of this model, and exchanged "
                     f"{self._last_micro_step_bytes}: every block must be used in every forward, on "
                     "every rank; use engine=ddp for models that leave blocks out"
                 )
-                raise BatchscapeError(msg)
             self.marks.exchange_ends()
         return loss.detach()
 

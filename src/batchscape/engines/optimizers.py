@@ -101,20 +101,18 @@ def _muon_and_adamw(
 ) -> Optimizer:
     hidden = hidden_matrices(module)
     if not hidden:
-        msg = (
+        raise ConfigError(
             "optimizer=muon is for matrices of hidden layers, and this model has none (embeddings "
             "and the last layer are trained by AdamW); use optimizer=adamw"
         )
-        raise ConfigError(msg)
     hidden_ids = {id(p) for p in hidden}
     rest = [p for p in parameters if id(p) not in hidden_ids]
     muon = getattr(torch.optim, "Muon", None)
     if muon is None:
-        msg = (
+        raise ConfigError(
             "optimizer=muon needs torch.optim.Muon, which PyTorch ships since 2.9; this is "
             f"{torch.__version__}. Use a newer one, or optimizer=adamw"
         )
-        raise ConfigError(msg)
     muon_part = muon(
         [{"params": hidden, "decays": True, "is_muon": True}],
         momentum=config.momentum,

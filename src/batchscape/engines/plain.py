@@ -142,8 +142,7 @@ def _check_strides(module: nn.Module) -> None:
     """Refuse gradients laid out unlike their parameter: fused kernels then update wrongly."""
     for name, parameter in module.named_parameters():
         if parameter.grad is not None and parameter.grad.stride() != parameter.stride():
-            msg = (
+            raise RuntimeError(
                 f"the gradient of {name} has strides {parameter.grad.stride()}, its parameter "
                 f"{parameter.stride()}; fused optimizers need them equal"
             )
-            raise RuntimeError(msg)

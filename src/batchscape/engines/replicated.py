@@ -81,13 +81,12 @@ class ReplicatedEngine(PlainEngine):
             self.marks.gradients_ready()
         elif last:
             if not self.exchange_is_whole:
-                msg = (
+                raise BatchscapeError(
                     "with several ranks, parameters that the first samples used must have a part "
                     "in the loss of the last micro-step of every optimizer step; on this rank "
                     f"these have none: {list_text(unreached(self.module, loss), 'and', 5)}. "
                     "Add zero times their sum to the model's loss, or train on one rank"
                 )
-                raise BatchscapeError(msg)
             self.marks.exchange_ends()
 
     def _is_so_anywhere(self, here: bool) -> bool:

@@ -52,13 +52,12 @@ class Arrivals:
         names = [name for name in self._names if name not in self._arrived]
         self._arrived.clear()
         if names:
-            msg = (
+            raise BatchscapeError(
                 f"with zero_stage={self._stage} every trained parameter must have a part in the "
                 "loss of every micro-step on every rank; on this rank these have none: "
                 f"{list_text(names, 'and', 5)}. Add zero times their sum to the model's loss, "
                 "or use engine.zero_stage=0 or 1"
             )
-            raise BatchscapeError(msg)
 
 
 def gather_state(library: Any, engine: Any, module: nn.Module, stage: int) -> dict[str, Any]:  # noqa: ANN401  (untyped library)

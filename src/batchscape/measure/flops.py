@@ -277,8 +277,7 @@ def _count(
         with torch.autograd.graph.disable_saved_tensors_hooks("operations are counted"):
             loss.backward()
     if any(tensor.grad is not None for tensor in module.parameters()):
-        msg = "the copy computes with parameters of the original"
-        raise _UncountedError(msg)
+        raise _UncountedError("the copy computes with parameters of the original")
     return Operations(counter.total, counter.kernels, counter.traffic_bytes)
 
 

@@ -120,8 +120,9 @@ class CpuProbe:
     def report(self) -> MemoryReport:
         """Return what was measured, once the rehearsal has ended."""
         if self._report is None:
-            msg = "a CpuProbe reports after its `with` block has ended without an error"
-            raise AssertionError(msg)
+            raise AssertionError(
+                "a CpuProbe reports after its `with` block has ended without an error"
+            )
         return self._report
 
     def _note_trained(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:

@@ -107,11 +107,10 @@ def _cuda_limit(device: torch.device, limit_gib: float, ranks_on_device: int) ->
     total = torch.cuda.get_device_properties(device).total_memory
     fraction = limit_gib * GIB / ranks_on_device / total
     if limit_gib * GIB > total:
-        msg = (
+        raise ConfigError(
             f"{_NAME} may be at most the memory of the device, {total / GIB:.4g} GiB of "
             f"{torch.cuda.get_device_name(device)}; given {limit_gib:g}"
         )
-        raise ConfigError(msg)
     # Code of the user's own, or PYTORCH_ALLOC_CONF, may have set one that is smaller.
     before = torch.cuda.get_per_process_memory_fraction(device)
     torch.cuda.set_per_process_memory_fraction(min(fraction, before), device)
@@ -124,8 +123,9 @@ def _cuda_limit(device: torch.device, limit_gib: float, ranks_on_device: int) ->
 @contextmanager
 def _cpu_limit(limit_gib: float) -> Iterator[None]:
     if sys.platform != "linux":
-        msg = f"{_NAME} on a CPU needs Linux, which holds a process to it; leave it null"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{_NAME} on a CPU needs Linux, which holds a process to it; leave it null"
+        )
     # The first optimizer of a process imports it; a forked rank has it from the beginning.
     importlib.import_module("torch._dynamo")
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
@@ -149,19 +149,19 @@ def _check_enforced(limit: int) -> None:
         mmap.mmap(-1, limit + GIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except (OSError, ValueError, OverflowError):
         return
-    msg = (
+    raise ConfigError(
         f"{_NAME}: this system does not hold a process to RLIMIT_DATA, as Linux does from 4.7 on; "
         "leave it null"
     )
-    raise ConfigError(msg)
 
 
 def _private_bytes() -> int:
     """Return the private bytes of this process, which `RLIMIT_DATA` limits."""
     data_bytes = reported_memory().get("VmData")
     if data_bytes is None:
-        msg = f"{_NAME}: this system does not tell the memory of a process in /proc/self/status"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{_NAME}: this system does not tell the memory of a process in /proc/self/status"
+        )
     return data_bytes
 
 

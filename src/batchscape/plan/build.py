@@ -87,12 +87,11 @@ def make_plan(
     """Validate a grid, solve its geometries, and settle every run."""
     if grid.intervals:
         keys = ", ".join(interval.key for interval in grid.intervals)
-        msg = (
+        raise ConfigError(
             f"{keys}: an interval holds infinitely many values, and a sweep needs a list; write "
             "key=value1,value2 or key=range(start,stop,step), or search it: "
             "`batchscape sweep ... search=gp`"
         )
-        raise ConfigError(msg)
     refuse_secrets(cell.settings for cell in grid.cells)
     cells = _validate(grid.cells)
     configs = [cell.config for cell in cells]

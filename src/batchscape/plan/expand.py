@@ -76,11 +76,10 @@ def expand(axes: Sequence[SweptSetting], compose: Compose) -> list[Cell]:
     """Return every combination of the axes."""
     if (count := math.prod(len(axis.values) for axis in axes)) > MOST_CELLS:
         product = " x ".join(f"{len(axis.values):,} of {axis.key}" for axis in axes)
-        msg = (
+        raise ConfigError(
             f"a sweep has at most {MOST_CELLS:,} cells; given {product} = {count:,}; "
             "take fewer values, or cut it into several sweeps"
         )
-        raise ConfigError(msg)
     bases: dict[tuple[str, ...], Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
     cells = []
     for indices in itertools.product(*(range(len(axis.values)) for axis in axes)):
@@ -107,7 +106,8 @@ def set_values(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
                 node = holder.get(part)
                 copied[path] = holder[part] = dict(node) if isinstance(node, Mapping) else {}
         if last not in copied[path]:
-            msg = f"{key} is no setting, so it cannot be swept{suggest(last, copied[path])}"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"{key} is no setting, so it cannot be swept{suggest(last, copied[path])}"
+            )
         copied[path][last] = value
     return changed

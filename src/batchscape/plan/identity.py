@@ -219,8 +219,9 @@ def name_sweep(
     if config.sweep_name is not None:
         name = config.sweep_name
         if not re.fullmatch(r"\w[\w.,-]*", name):
-            msg = f"sweep_name={name!r}: a name has letters, digits and any of _ - . , only"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"sweep_name={name!r}: a name has letters, digits and any of _ - . , only"
+            )
     else:
         counted_keys = (key for key in swept_keys if key != "timing_repeat")
         name = sweep_file or "-".join(sorted({re.split(r"[./]", k)[-1] for k in counted_keys}))

@@ -63,22 +63,20 @@ class Machine:
         """Return a declared machine, or this one with the figures of its devices."""
         if isinstance(launcher, Slurm) and cluster.device is None:
             if cluster.nodes is None or cluster.devices_per_node is None:
-                msg = (
+                raise ConfigError(
                     "with launcher=slurm the devices are those of the cluster, not of this "
                     f"machine, and must be given: cluster=NAME ({known_devices()}), or for runs "
                     "on CPUs cluster.nodes and cluster.devices_per_node (the cores of a node)"
                 )
-                raise ConfigError(msg)
             cores = cluster.nodes * cluster.devices_per_node
             return cls(cores, "", nodes=cluster.nodes, cluster=cluster)
         if cluster.device is None:
             if cluster.devices_per_node or cluster.nodes:
-                msg = (
+                raise ConfigError(
                     "devices_per_node and nodes are of a declared machine, and "
                     "cluster=this_machine has the devices that it has; choose a device: "
                     f"{known_devices()}"
                 )
-                raise ConfigError(msg)
             this = cls.detect()
             names = {device.name for device in this.cuda_devices}
             sheet = datasheet_of(names.pop()) if len(names) == 1 else None
@@ -123,14 +121,14 @@ class Machine:
         if launcher.device == "auto":
             return "cuda" if self.cuda_devices else "cpu"
         if launcher.device == "cpu" and self.is_declared:
-            msg = (
+            raise ConfigError(
                 f"launcher.device=cpu, but cluster declares {self.cluster.device}; use "
                 "launcher.device=auto, or cluster=this_machine"
             )
-            raise ConfigError(msg)
         if launcher.device == "cuda" and not self.cuda_devices:
-            msg = "launcher.device=cuda, but no CUDA device is visible here; use cpu or auto"
-            raise ConfigError(msg)
+            raise ConfigError(
+                "launcher.device=cuda, but no CUDA device is visible here; use cpu or auto"
+            )
         return launcher.device
 
     def devices(self, device_type: str) -> int:

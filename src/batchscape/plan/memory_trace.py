@@ -129,11 +129,10 @@ def sample_of(spec: RunSpec) -> tuple[Sample, Sample]:
 def _common_layout(tensors: tuple[Tensor, ...], *, on_cuda: bool) -> Sample:
     shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
     if len(shapes) > 1:
-        msg = (
+        raise BatchscapeError(
             f"samples differ in their shape ({', '.join(map(str, sorted(shapes)))}), so that a "
             "micro-batch is as large as the samples in it; pad all of them alike"
         )
-        raise BatchscapeError(msg)
     batch = tensors[0]
     return Sample(
         tuple(batch.shape[1:]),
@@ -308,11 +307,10 @@ class _StorageCounter(TorchDispatchMode):
 
     def _check_kernel(self, func: Operator, args: tuple[Any, ...]) -> None:
         if func is _CONVOLUTION:
-            msg = (
+            raise BatchscapeError(
                 "a convolution on a CPU copies what it needs within its kernel, as much as the "
                 "processor likes; memory of convolutions is predicted only for CUDA devices"
             )
-            raise BatchscapeError(msg)
         if func.namespace == "c10d":
             self._exchange(func, args)
 

@@ -48,11 +48,10 @@ def one_rank(spec: RunSpec, ranks: int) -> Iterator[Callable[[nn.Module], None]]
             yield lambda _: None
             return
         if dist.is_initialized():
-            msg = (
+            raise BatchscapeError(
                 "memory of several ranks, and of engine=deepspeed, is predicted in a process that "
                 "has no process group"
             )
-            raise BatchscapeError(msg)
 
         def join(module: nn.Module) -> None:
             rank = _fullest_rank(spec, module, ranks) if isinstance(engine, DeepSpeed) else 0

@@ -92,21 +92,19 @@ def resolve(
     # The sizes of data that a program reads for itself are not known.
     is_known = not isinstance(config.data, ExternalData)
     if is_known and config.evaluation.samples > data.held_out_samples:
-        msg = (
+        raise ConfigError(
             f"evaluation.samples may be at most the held-out samples; given "
             f"{config.evaluation.samples}, held out: {data.held_out_samples}; use "
             f"evaluation.samples={data.held_out_samples}"
         )
-        raise ConfigError(msg)
     precision = _precision(config, device_type, machine)
     chunk = config.model.loss_chunk if isinstance(config.model, LanguageModel) else None
     if precision == "float16" and chunk:
-        msg = (
+        raise ConfigError(
             "model.loss_chunk computes gradients before engine.precision=float16 scales the loss, "
             "so that no scale keeps them from overflowing; given loss_chunk="
             f"{chunk}; take engine.precision=bfloat16, or model.loss_chunk=null"
         )
-        raise ConfigError(msg)
     trajectory = trajectory_id(config, data, stages, precision=precision, source_hash=source_hash)
     spec = RunSpec(
         run_id=run_id(config, trajectory, stages, device_type),
@@ -123,11 +121,10 @@ def resolve(
     for samples in config.checkpoint.keep_at_samples:
         if samples <= spec.samples and spec.steps_of(samples) is None:
             common = math.lcm(*(stage.geometry.global_batch_size for stage in stages))
-            msg = (
+            raise ConfigError(
                 f"checkpoint.keep_at_samples: {samples} samples end within an optimizer step; use "
                 f"{near_multiples(samples, common)}"
             )
-            raise ConfigError(msg)
     return spec
 
 
@@ -190,21 +187,19 @@ def _check_schedule(config: RunConfig, samples: int) -> None:
     if isinstance(schedule, Cosine):
         end = schedule.decay_samples or samples
         if schedule.warmup_samples >= end:
-            msg = (
+            raise ConfigError(
                 f"schedule.warmup_samples must be below the end of the decay; given "
                 f"warmup_samples={schedule.warmup_samples}, the decay ends at {end} samples; use "
                 f"schedule.warmup_samples={end - 1} or less"
             )
-            raise ConfigError(msg)
     elif schedule.warmup_samples + schedule.decay_samples > samples:
         room = samples - schedule.warmup_samples
         use = f"decay_samples={room}" if room > 0 else f"warmup_samples={samples - 1}"
-        msg = (
+        raise ConfigError(
             f"schedule.warmup_samples and decay_samples must fit in the budget one after the "
             f"other: {schedule.warmup_samples} + {schedule.decay_samples} > {samples} samples; "
             f"use schedule.{use} or less"
         )
-        raise ConfigError(msg)
 
 
 def _precision(config: RunConfig, device_type: str, machine: Machine) -> str:

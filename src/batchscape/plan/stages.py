@@ -63,11 +63,10 @@ def scale_optimizer(
       SGD shrinks the weights by the same product in each step, and follows the same rule.
     """
     if scaling.betas != "none" and isinstance(optimizer, Sgd):
-        msg = (
+        raise ConfigError(
             "scaling.betas=half_life is a rule for Adam's betas, and optimizer=sgd has none; use "
             "scaling.betas=none, or optimizer=adamw or muon"
         )
-        raise ConfigError(msg)
     reference = scaling.reference_global_batch_size or global_batch_size
     if reference == global_batch_size and learning_rate_factor is None:
         return optimizer
@@ -86,12 +85,11 @@ def scale_optimizer(
         return replace(optimizer, **changed)
     except ValidationError as error:
         field = error.errors()[0]
-        msg = (
+        raise ConfigError(
             f"scaling from a global batch of {reference} to {global_batch_size} makes "
             f"optimizer.{field['loc'][0]} {field['input']}, which no optimizer can use; choose a "
             "nearer scaling.reference_global_batch_size, or another learning_rate_factor"
-        )
-        raise ConfigError(msg) from None
+        ) from None
 
 
 def solve_geometries(config: RunConfig) -> tuple[BatchGeometry, ...]:
@@ -121,8 +119,7 @@ def solve_geometries(config: RunConfig) -> tuple[BatchGeometry, ...]:
                 global_batch_size=stage.global_batch_size,
             )
         except GeometryError as error:
-            msg = f"{_stage_name(number, config)}: {error}"
-            raise GeometryError(msg, error.nearest) from None
+            raise GeometryError(f"{_stage_name(number, config)}: {error}", error.nearest) from None
         solved.append(geometry)
     return (*solved, last)
 
@@ -148,8 +145,9 @@ def make_stages(config: RunConfig, geometries: Sequence[BatchGeometry]) -> tuple
             samples += stages.pop().samples  # noqa: PLW2901  (the two are one stage)
         stages.append(Stage(samples, geometry, optimizer))
     if (total := sum(stage.samples for stage in stages)) >= COUNT_LIMIT:
-        msg = f"a budget must be below 2**63 samples, as positions are 64-bit; given {total}"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"a budget must be below 2**63 samples, as positions are 64-bit; given {total}"
+        )
     return tuple(stages)
 
 
@@ -161,11 +159,10 @@ def check_evaluations(every_samples: int | None, stages: Sequence[Stage]) -> Non
     if problem is None:
         return
     common = math.lcm(*(stage.geometry.global_batch_size for stage in stages))
-    msg = (
+    raise ConfigError(
         f"{problem}; use multiples of {common} (the least common multiple of the global batches) "
         "for the samples of each stage and for evaluation.every_samples"
     )
-    raise ConfigError(msg)
 
 
 def _evaluation_within_a_step(every_samples: int, stages: Sequence[Stage]) -> str | None:
@@ -199,11 +196,10 @@ def _whole_samples(what: str, tokens: int | None, config: RunConfig) -> int:
     """Return the samples that so many tokens are."""
     count, length = tokens or 0, config.sequence_length or 1
     if count % length:
-        msg = (
+        raise ConfigError(
             f"{what} must be whole samples of {length} tokens; given {count}; "
             f"use {near_multiples(count, length)}"
         )
-        raise ConfigError(msg)
     return count // length
 
 
@@ -223,14 +219,12 @@ def _samples_of_last(
     elif budget.samples is not None:
         samples = budget.samples - sum(ramp)
     else:
-        msg = "a budget has exactly one size"
-        raise AssertionError(msg)
+        raise AssertionError("a budget has exactly one size")
     if samples < 0:
-        msg = (
+        raise ConfigError(
             f"batch.ramp must not go beyond the budget: its stages have {sum(ramp)} samples, "
             f"{-samples} too many; enlarge the budget, or shorten the ramp"
         )
-        raise ConfigError(msg)
     return samples
 
 
@@ -238,8 +232,7 @@ def _check_whole(what: str, samples: int, geometry: BatchGeometry) -> None:
     size = geometry.global_batch_size
     if samples % size:
         rule = f"must be a multiple of the global batch {size}"
-        msg = f"{what} {rule}; given {samples}; use {near_multiples(samples, size)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{what} {rule}; given {samples}; use {near_multiples(samples, size)}")
 
 
 def _stage_name(number: int, config: RunConfig) -> str:

@@ -99,11 +99,13 @@ def _exclusive(sweep: SweepFolder) -> Iterator[None]:
         sweep.path.mkdir(parents=True, exist_ok=True)
         lock = take(sweep.search_lock)
     except OSError as error:
-        msg = f"{sweep.path} cannot be used ({error}); give a sweep_dir that can be written to"
-        raise LaunchError(msg) from None
+        raise LaunchError(
+            f"{sweep.path} cannot be used ({error}); give a sweep_dir that can be written to"
+        ) from None
     if lock is None:
-        msg = f"another process searches in {sweep.path}; wait for it, or take another sweep_dir"
-        raise LaunchError(msg)
+        raise LaunchError(
+            f"another process searches in {sweep.path}; wait for it, or take another sweep_dir"
+        )
     try:
         yield
     finally:
@@ -120,11 +122,10 @@ def _check_space(space: Space, sweep: SweepFolder) -> None:
             f"\n  {key}: {before.get(key, 'nothing')} there, {now.get(key, 'nothing')} here"
             for key in other
         )
-        msg = (
+        raise ConfigError(
             f"{sweep.path} has the trials of another search, and trials of two searches are not "
             f"compared; use another sweep_dir:{listing}"
         )
-        raise ConfigError(msg)
     # These may change; `status` reads them.
     counts = {"trials": space.trials, "grid_points": space.sampler.grid_points}
     write_json(sweep.space, {"format_version": FORMAT_VERSION, "space": now, **counts})

@@ -142,8 +142,9 @@ def space_of(grid: SweepCells) -> Space:
     sampler = configs[0].search
     if not isinstance(sampler, Sampler):
         keys = ", ".join(interval.key for interval in grid.intervals)
-        msg = f"{keys}: an interval is searched, not listed: add search=gp, or list values"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{keys}: an interval is searched, not listed: add search=gp, or list values"
+        )
     axes: dict[str, list[Any]] = {}
     for cell in grid.cells:
         for key, value in cell.value_of_axis.items():
@@ -165,12 +166,11 @@ def space_of(grid: SweepCells) -> Space:
         groups.setdefault(name, []).append(Cell(cell.settings, plain))
     points = math.prod(len(values) for values in choices.values())
     if sampler.name == "grid" and sampler.trials < points:
-        msg = (
+        raise ConfigError(
             f"search=grid tries every combination of {', '.join(choices)}, {points} in all, and "
             f"search.trials={sampler.trials} are fewer: use search.trials={points}, or another "
             "sampler, such as search=gp, which chooses among them"
         )
-        raise ConfigError(msg)
     return Space(
         sampler,
         grid.intervals,
@@ -186,8 +186,9 @@ def space_of(grid: SweepCells) -> Space:
 def _choices(key: str, values: Sequence[Any]) -> tuple[Any, ...]:
     """Refuse values that Optuna cannot keep as choices."""
     if not all(value is None or isinstance(value, int | float | str) for value in values):
-        msg = f"search.over={[key]}: values of {key} must be numbers or texts, given {values}"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"search.over={[key]}: values of {key} must be numbers or texts, given {values}"
+        )
     return tuple(values)
 
 
@@ -236,8 +237,7 @@ def at_first_corner(
     except ConfigError:
         raise problems[0] from None
     example = " ".join(f"'{i.key}=int(interval({i.low:g},{i.high:g}))'" for i in integers)
-    msg = f"a search between whole numbers is written so: {example}"
-    raise ConfigError(msg)
+    raise ConfigError(f"a search between whole numbers is written so: {example}")
 
 
 def _at(interval: Interval, share: float) -> float:
@@ -250,12 +250,11 @@ def _at(interval: Interval, share: float) -> float:
 def _refuse_batches(intervals: Sequence[Interval]) -> None:
     for interval in intervals:
         if interval.key.split(".")[0] == "batch":
-            msg = (
+            raise ConfigError(
                 f"{interval.key} cannot be searched in an interval: budgets and evaluations are "
                 "multiples of every global batch, which most numbers of an interval do not divide; "
                 f"list values that do, with search.over=[{interval.key}]"
             )
-            raise ConfigError(msg)
 
 
 def _check_keys(

@@ -68,8 +68,7 @@ def label_of(folder: RunFolder, sweep_id: str) -> Label:
         if settings["timing_repeat"]:
             parts.append(f"repeat {settings['timing_repeat']}")
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-        msg = f"{folder.config} is damaged"
-        raise DamageError(msg) from error
+        raise DamageError(f"{folder.config} is damaged") from error
     return Label(" ".join(parts)[:_MAX_LETTERS], f"{cell} ({sweep_id})"[:_MAX_LETTERS])
 
 

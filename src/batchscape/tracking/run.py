@@ -271,8 +271,7 @@ def finish(run: wandb.Run, state: Literal["finished", "failed"]) -> None:
             if wandb.Api(timeout=math.ceil(patience_s())).run(path).state == state:
                 return
         if time.monotonic() >= deadline:
-            msg = f"the server does not show the end of {path}"
-            raise TimeoutError(msg)
+            raise TimeoutError(f"the server does not show the end of {path}")
         time.sleep(_POLL_S)
 
 

@@ -48,8 +48,7 @@ class MirrorState:
         try:
             write_json(folder.mirror, {"format_version": FORMAT_VERSION, **asdict(self)})
         except OSError as error:
-            msg = f"{folder.mirror} cannot be written: {error}"
-            raise RecordError(msg) from error
+            raise RecordError(f"{folder.mirror} cannot be written: {error}") from error
 
     @classmethod
     def read(cls, folder: RunFolder | SweepFolder) -> MirrorState | None:

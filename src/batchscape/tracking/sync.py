@@ -110,8 +110,7 @@ def _events(
                 yield event
     if not worker.has_finished:
         if unsent == _names_to_send(sweep):
-            msg = f"Weights & Biases: {worker.problem}; details: {worker.log}"
-            raise LaunchError(msg)
+            raise LaunchError(f"Weights & Biases: {worker.problem}; details: {worker.log}")
         yield from (Event("failed", run, worker.problem) for run in sorted(unsent))
 
 

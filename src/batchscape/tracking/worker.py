@@ -207,8 +207,7 @@ def _mode(request: MirrorRequest) -> Literal["online", "offline"]:
         # A key in the environment, in netrc, or in the settings of W&B; no prompt appears.
         has_key = bool(wandb.login(verify=False))
     except AuthenticationError as error:
-        msg = f"{error} `wandb login` or WANDB_API_KEY gives another"
-        raise _RefusedError(msg) from None
+        raise _RefusedError(f"{error} `wandb login` or WANDB_API_KEY gives another") from None
     except wandb.Error:
         pass
     if not has_key:
@@ -219,11 +218,10 @@ def _mode(request: MirrorRequest) -> Literal["online", "offline"]:
         wandb.Api(timeout=round(patience_s()) or 1)
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        msg = (
+        raise _RefusedError(
             f"Weights & Biases cannot be used: {reason}. Check the network, WANDB_BASE_URL, and "
             "the key (`wandb login --relogin`)"
-        )
-        raise _RefusedError(msg) from error
+        ) from error
     return "online"
 
 

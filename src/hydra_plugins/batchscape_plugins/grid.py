@@ -116,14 +116,12 @@ class GridSweeper(Sweeper):
         for key, (unset, instead) in _UNREAD.items():
             value = functools.reduce(operator.getitem, key.split("."), hydra_settings)
             if value != unset:
-                msg = f"hydra.{key}={value} has no effect; {instead}"
-                raise ConfigError(msg)
+                raise ConfigError(f"hydra.{key}={value} has no effect; {instead}")
         for override in OverridesParser.create().parse_overrides(
             hydra_settings["overrides"]["hydra"]
         ):
             if not f"{_key(override).replace('/', '.')}.".startswith(_READ):
-                msg = f"{override.input_line} has no effect; leave it out"
-                raise ConfigError(msg)
+                raise ConfigError(f"{override.input_line} has no effect; leave it out")
         self._loader = hydra_context.config_loader
         self._task_function = task_function
         self._config = config
@@ -141,8 +139,9 @@ class GridSweeper(Sweeper):
         swept = [override for override in overrides.values() if override.is_sweep_override()]
         axis_keys = {_key(override) for override in (*from_file, *swept)}
         if "sweeps" in axis_keys:
-            msg = "one sweep file at a time: sweeps=NAME, and further axes as key=value1,value2"
-            raise ConfigError(msg)
+            raise ConfigError(
+                "one sweep file at a time: sweeps=NAME, and further axes as key=value1,value2"
+            )
         choices = self._config.hydra.runtime.choices
         axes, intervals = list[SweptSetting](), list[Interval]()
         for override in swept:
@@ -183,11 +182,10 @@ class GridSweeper(Sweeper):
         # Hydra's name of sweep_dir.
         if (folder := config.hydra.sweep.dir) != ".":
             if config.sweep_dir not in {None, folder}:
-                msg = (
+                raise ConfigError(
                     f"hydra.sweep.dir={folder} and sweep_dir={config.sweep_dir} are two names of "
                     "one folder; give one of them"
                 )
-                raise ConfigError(msg)
             config.sweep_dir = folder
         with open_dict(config):
             del config["hydra"]
@@ -197,8 +195,9 @@ class GridSweeper(Sweeper):
 
         def settings(values: Mapping[str, Any]) -> dict[str, Any]:
             if absent := missing - values.keys():
-                msg = f"a value is needed: {', '.join(f'{key}=...' for key in sorted(absent))}"
-                raise ConfigError(msg)
+                raise ConfigError(
+                    f"a value is needed: {', '.join(f'{key}=...' for key in sorted(absent))}"
+                )
             if not interpolated:
                 return set_values(plain, values)
             cell = copy.deepcopy(config)
@@ -223,21 +222,20 @@ def _interval(override: Override, choices: Collection[str]) -> Interval:
     low, high = interval.start, interval.end
     is_log = "log" in interval.tags
     if unknown := interval.tags - {"log"}:
-        msg = (
+        raise ConfigError(
             f"{override.input_line}: the tag {', '.join(sorted(unknown))} means nothing; an "
             "interval is searched by ratios as tag(log, interval(1e-4, 1e-2)), else evenly"
         )
-        raise ConfigError(msg)
     ends = [end for end in (low, high) if isinstance(end, int | float) and math.isfinite(end)]
     if len(ends) < 2 or not ends[0] < ends[1] or (is_log and ends[0] <= 0):
-        msg = (
+        raise ConfigError(
             f"{override.input_line}: an interval has two finite ends, the lower one first and "
             "above 0 where it is tagged log, as in tag(log, interval(1e-4, 1e-2))"
         )
-        raise ConfigError(msg)
     if override.type is not OverrideType.CHANGE or _key(override) in choices:
-        msg = f"{override.input_line}: an interval is searched for a number that is there, no group"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{override.input_line}: an interval is searched for a number that is there, no group"
+        )
     return Interval(_key(override), ends[0], ends[1], is_log)
 
 
@@ -245,11 +243,10 @@ def _refuse_followers(low: Sequence[Cell], high: Sequence[Cell], ends: Mapping[s
     """Refuse to search a setting to which others refer: a trial sets the one value alone."""
     for one, other in zip(low, high, strict=True):
         if set_values(one.settings, ends) != other.settings:
-            msg = (
+            raise ConfigError(
                 f"another setting refers to one of {', '.join(ends)} by ${{...}}, and would not "
                 "follow it in a search; give that one a value of its own"
             )
-            raise ConfigError(msg)
 
 
 def _axis(
@@ -259,8 +256,7 @@ def _axis(
     # Once only: a shuffled list comes in another order every time.
     elements = list(override.sweep_iterator())
     if not elements:
-        msg = f"{override.input_line}: there is no value in it"
-        raise ConfigError(msg)
+        raise ConfigError(f"{override.input_line}: there is no value in it")
     values = tuple(_plain(element) for element in elements)
     lines = tuple(f"{override.get_key_element()}={Transformer.str(e)}" for e in elements)
     key = _key(override)
@@ -286,18 +282,15 @@ def _refuse_endless(override: Override) -> None:
     try:
         start, stop, step = (Fraction(n or 0) for n in (values.start, values.stop, values.step))
     except (OverflowError, ValueError):
-        msg = f"{override.input_line}: a range needs finite numbers"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"{override.input_line}: a range needs finite numbers") from None
     if not step:
-        msg = f"{override.input_line}: the step of a range must not be 0"
-        raise ConfigError(msg)
+        raise ConfigError(f"{override.input_line}: the step of a range must not be 0")
     if (count := math.ceil((stop - start) / step)) > MOST_CELLS:
         number = f"{count:,}" if count < 10**15 else "far more"
-        msg = (
+        raise ConfigError(
             f"{override.input_line}: a sweep has at most {MOST_CELLS:,} cells, and this range has "
             f"{number} values; take a larger step"
         )
-        raise ConfigError(msg)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  (any value of Hydra's grammar)

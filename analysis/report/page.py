@@ -10,6 +10,8 @@ from batchscape.analysis.figures.vega import MAX_PANELS
 from batchscape.analysis.report.sections import (
     FIRST_CHARTS,
     in_short,
+    joined,
+    method_lines,
     questions,
     section_lines,
     sentence_markdown,
@@ -60,10 +62,7 @@ def page(
     lines.append("Run by run: [runs.csv](tables/runs.csv).")
     for section in sections:
         lines += section_lines(section, with_charts=with_charts)
-    lines.append("## Methods")
-    for title, sentences in methods.items():
-        lines.append(f"**{title}.** {escape_markdown(' '.join(sentences))}")
-    return "\n\n".join(line.strip("\n") for line in lines) + "\n"
+    return joined([*lines, *method_lines(methods)])
 
 
 def _overview(cells: Cells) -> str:

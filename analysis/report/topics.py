@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from batchscape.analysis.branches.topic import branches_section
-from batchscape.analysis.cells import Cells, launched_batches
+from batchscape.analysis.cells import Cells, launched_batches, status_counts
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.topic import claims_section
 from batchscape.analysis.comparing.topic import comparing_section
@@ -164,6 +164,15 @@ def find_sections(material: Material) -> Iterator[Section]:
             yield section
 
 
+def _none_completed(cells: Cells) -> Section | None:
+    """Say first that there is nothing to compare, where that is so."""
+    statuses = cells.runs["status"]
+    if statuses.eq("completed").any():
+        return None
+    sentence = f"No run has completed ({status_counts(statuses)}), so there is nothing to compare."
+    return Section("Completed runs", [sentence])
+
+
 def _tradeoff(material: Material) -> Section | None:
     reaches, best = material.reaches, material.best
     if reaches is None or best is None:
@@ -207,6 +216,7 @@ def _targets(material: Material) -> Section | None:
 
 
 TOPICS = (
+    Topic("Completed runs", lambda m: _none_completed(m.cells)),
     Topic("Search", lambda m: search_section(m.cells)),
     Topic("Which geometry to use", lambda m: decision_section(m.longest, m.tables, m.reaches)),
     Topic("Update frequency against convergence", _tradeoff),

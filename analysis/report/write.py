@@ -22,22 +22,22 @@ from batchscape.analysis.report.methods import methods
 from batchscape.analysis.report.notes import find_notes, notes_on_horizons
 from batchscape.analysis.report.page import page
 from batchscape.analysis.report.sections import (
+    Content,
     announce,
     begin_charts,
     in_short,
     make_folders,
     remove_stale,
-    section_files,
-    write_sections,
+    section_contents,
+    write_contents,
 )
 from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.tables import comparison_figures, comparison_table
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.topics import Material, find_sections
-from batchscape.analysis.report.writers import show, write_csv
+from batchscape.analysis.report.writers import show
 from batchscape.drawing import Drawing
 from batchscape.errors import RecordError
-from batchscape.outgoing import make_printable
 from batchscape.record.figures import COLUMNS
 from batchscape.record.folder import SweepFolder
 from batchscape.record.noise_scale import NOISE_COLUMNS
@@ -178,12 +178,7 @@ def _write(
     notes = [*on_horizons, *find_notes(cells, tables.damaged)]
     sentences = methods(cells, sections)
     sentences["Runs"] += on_horizons
-    files = [out / "report.md", out / "report.html"]
-    files += section_files(all_sections, out, with_charts=drawing is not None)
-    files.append(out / "tables" / "runs.csv")
-    announce(out, files)
-    write_sections(all_sections, out, methods=sentences, with_charts=drawing is not None)
-    write_csv(out / "tables" / "runs.csv", cells.runs)
+    has_charts = drawing is not None
     text = page(
         cells,
         comparison=overview,
@@ -191,20 +186,20 @@ def _write(
         notes=notes,
         methods=sentences,
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
-        with_charts=drawing is not None,
+        with_charts=has_charts,
     )
-    (out / "report.md").write_text(make_printable(text), encoding="utf-8")
-    html = html_page(
-        material,
-        comparison=overview,
-        sections=sections,
-        notes=notes,
-        methods=sentences,
-    )
-    (out / "report.html").write_text(html, encoding="utf-8")
+    html = html_page(cells, comparison=overview, sections=sections, notes=notes, methods=sentences)
+    contents: dict[str, Content] = {
+        "report.md": text,
+        "report.html": html,
+        **section_contents(all_sections, methods=sentences, with_charts=has_charts),
+        "tables/runs.csv": cells.runs,
+    }
+    announce(out, contents)
+    write_contents(out, contents)
     if drawing is not None:
         drawing.finish()
-    files.append(remove_stale(out, files))
+    files = [*(out / name for name in contents), remove_stale(out, contents)]
     return Report(
         out=out,
         comparison=comparison,

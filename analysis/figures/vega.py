@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from importlib import resources
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.figures.chart import Axis, Chart, Choice, Marks
+from batchscape.analysis.figures.chart import SCALE, Chart, Marks
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
 from batchscape.outgoing import outgoing, outgoing_json
 
@@ -24,8 +24,9 @@ MAX_PANELS = 6
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _POINTS = 72.0
 """Points of an inch."""
-_SCALE = "scale"
-_SCALES = {"linear": "linear", "log": "logarithmic"}
+_STYLE = resources.files("batchscape.analysis.figures").joinpath("paper.json")
+"""The configuration of Vega-Lite for a paper. Its font is the one that vl-convert brings: machines
+without fonts draw text, too."""
 _INK = {"light": "#222222", "dark": "#ececf0"}
 _SHADES = {"light": ["#e8f1fa", "#6baed6"], "dark": ["#24364a", "#3a7cb0"]}
 _MOST_TICKS = 8
@@ -43,21 +44,6 @@ _HEIGHT = 150.0
 """Of a panel, in points."""
 
 
-def choices_of(chart: Chart) -> list[Choice]:
-    """Return all choices of a reader of the page: of rows, of the columns of axes, of a scale."""
-    axes = {"x": chart.x, "y": chart.y} | ({"z": chart.z} if chart.z else {})
-    choices = list(chart.choices)
-    for name, axis in axes.items():
-        if len(axis.columns) > 1:
-            choices.append(Choice(name, axis.label, axis.columns))
-    if "either" in {chart.x.kind, chart.y.kind}:
-        choices.append(Choice(_SCALE, "Scale", _SCALES))
-    return [
-        replace(choice, options={outgoing(k): outgoing(v) for k, v in choice.options.items()})
-        for choice in choices
-    ]
-
-
 def page_chart(
     chart: Chart, runs_of: Callable[[pd.DataFrame], Sequence[Sequence[int]]]
 ) -> dict[str, Any]:
@@ -66,26 +52,25 @@ def page_chart(
     `of_axes` names the choices that change the specification. `specs` are by their options, joined
     by a bar; the page selects the rows of the other choices.
     """
-    choices = {choice.column: list(choice.options) for choice in choices_of(chart)}
-    of_axes = [name for name in choices if name in {"x", "y", "z", _SCALE}]
-    combined = itertools.product(*(choices[name] for name in of_axes))
+    choices = {name: list(choice.options) for name, choice in chart.all_choices.items()}
+    of_rows = [choice.column for choice in chart.choices]
+    of_axes = [name for name in choices if name not in of_rows]
+    specs = {
+        "|".join(options): outgoing_json(
+            _Panel(chart, dict(zip(of_axes, options, strict=True))).spec()
+        )
+        for options in itertools.product(*(choices[name] for name in of_axes))
+    }
+    tables = {}
+    for n, (marks, columns) in enumerate(zip(chart.marks, chart.columns, strict=True)):
+        packed = {name: _packed(values) for name, values in columns.items()}
+        tables[f"t{n}"] = {**packed, "runs": _packed([list(runs) for runs in runs_of(marks.table)])}
     return {
         "choices": choices,
         "of_axes": of_axes,
-        "rows": [choice.column for choice in chart.choices],
-        "specs": {
-            "|".join(options_of_axes): outgoing_json(
-                _Panel(chart, dict(zip(of_axes, options_of_axes, strict=True))).spec()
-            )
-            for options_of_axes in combined
-        },
-        "tables": {
-            f"t{n}": {
-                **{name: _packed(values) for name, values in columns.items()},
-                "runs": _packed([list(runs) for runs in runs_of(marks.table)]),
-            }
-            for n, (marks, columns) in enumerate(zip(chart.marks, chart.columns, strict=True))
-        },
+        "rows": of_rows,
+        "specs": specs,
+        "tables": tables,
         "names": [outgoing(name) for name in chart.looks],
         "height": _height(chart),
     }
@@ -93,34 +78,28 @@ def page_chart(
 
 def paper_chart(chart: Chart) -> dict[str, Any]:
     """Write a chart with its rows for a paper; `usermeta` has its width in points."""
-    choices = {choice.column: choice for choice in choices_of(chart)}
+    choices = chart.all_choices
     first = {name: next(iter(choice.options)) for name, choice in choices.items()}
-    options = list(choices[chart.panels].options) if chart.panels in choices else [""]
-    options = [option for option in options if option not in chart.page_only]
-    tables = [pd.DataFrame(columns) for columns in chart.columns]
-    datasets: dict[str, Any] = {}
+    titles = choices[chart.panels].options if chart.panels in choices else {"": ""}
+    options = [option for option in titles if option not in chart.page_only]
     panels: list[dict[str, Any]] = []
     series: set[str] = set()
     for option in options[:MAX_PANELS]:
-        chosen = first | ({chart.panels: option} if option else {})
-        panel, panel_data, panel_series = _paper_panel(chart, tables, chosen, f"p{len(panels)}")
-        datasets |= panel_data
+        chosen = first | ({chart.panels: option} if chart.panels in choices else {})
+        panel, panel_series = _paper_panel(chart, chosen)
         series |= panel_series
         if len(options) > 1 and chart.panels not in {"x", "y"}:
-            title = fill(choices[chart.panels].options[option], 36).split("\n")
+            title = fill(titles[option], 36).split("\n")
             panel["title"] = {"text": title, "fontSize": 8, "fontWeight": "normal"}
         panels.append(panel)
     panels = [
-        panel
-        for panel in panels
-        if any(datasets.get(layer["data"]["name"]) for layer in panel["layer"])
+        panel for panel in panels if any(layer["data"].get("values") for layer in panel["layer"])
     ] or panels[:1]
     columns = 1 if len(panels) < 2 else 2 if len(panels) in {2, 4} else 3
     width = (COLUMN_IN if columns == 1 else PAGE_IN) * _POINTS
     legend = [name for name in map(outgoing, chart.looks) if name in series]
-    datasets["legend"] = [{"series": name} for name in legend]
     for panel in panels:
-        _widen_single_values(panel["layer"], datasets)
+        _widen_single_values(panel["layer"])
         panel["width"] = (width - 18 * (columns - 1)) / columns - 36
         panel["height"] = _height(chart) or _HEIGHT
         for layer in panel["layer"]:
@@ -129,47 +108,47 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
                 if channel["legend"]:
                     # A legend without an entry would be infinitely high.
                     channel["legend"] = {**channel["legend"], "values": legend} if legend else None
-    letters = max(map(len, series), default=0)
     names = _names(chart, next(iter(chart.y.columns))) if chart.y.kind == "names" else []
     label_width = max((4 * min(len(str(name)), _LETTERS) for name in names), default=0)
+    config = json.loads(_STYLE.read_text("utf-8"))
+    letters = max(map(len, series), default=0)
+    config["legend"]["columns"] = max(1, int((width - label_width) / (3.8 * letters + 22)))
     resolve = {"resolve": {"scale": {"color": "independent"}}} if chart.z else {}
     panes = {"concat": panels, "columns": columns, **resolve} if len(panels) > 1 else panels[0]
     return {
         "$schema": _SCHEMA,
         "usermeta": {"width": width},
-        "config": _paper_style(width - label_width, letters),
-        "datasets": datasets,
+        "config": config,
+        "datasets": {"legend": [{"series": name} for name in legend]},
         **panes,
     }
 
 
-def _paper_panel(
-    chart: Chart, tables: Sequence[pd.DataFrame], chosen: Mapping[str, str], prefix: str
-) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
-    """Return a panel that does not move, the data of its layers, and the series in them."""
+def _paper_panel(chart: Chart, chosen: Mapping[str, str]) -> tuple[dict[str, Any], set[str]]:
+    """Return a panel that does not move, with the rows of its layers, and the series in them."""
     panel = outgoing_json(_light(_Panel(chart, chosen).spec()))
-    datasets, series = {}, set[str]()
+    series: set[str] = set()
     for layer in panel["layer"]:
         if (name := layer["data"]["name"]) == "legend":
             continue
-        marks, table = chart.marks[int(name[1:])], tables[int(name[1:])]
-        rows = table
-        for choice in chart.choices:
-            if choice.column in rows:
-                option = chosen[choice.column]
-                options = rows[choice.column]
-                rows = rows[[option == o or (isinstance(o, list) and option in o) for o in options]]
+        marks, columns = chart.marks[int(name[1:])], chart.columns[int(name[1:])]
+        values = zip(*columns.values(), strict=True)
+        rows = [dict(zip(columns, row, strict=True)) for row in values]
+        for column in [one.column for one in chart.choices if one.column in columns]:
+            # A row has one option, or a list of them.
+            rows = [row for row in rows if chosen[column] in np.ravel(row[column]).tolist()]
         if layer["mark"]["type"] in {"line", "area"}:
-            rows = rows.dropna(subset=[layer["encoding"][axis]["field"] for axis in ("x", "y")])
-        series |= set([outgoing(marks.name)] * len(rows) if marks.name else rows.get("series", []))
-        layer["data"] = {"name": prefix + name}
+            fields = [layer["encoding"][axis]["field"] for axis in ("x", "y")]
+            rows = [row for row in rows if None not in (row[field] for field in fields)]
+        if marks.name or "series" in columns:
+            series |= {outgoing(marks.name) or row["series"] for row in rows}
+        layer["data"] = {"values": rows}
         layer.pop("params", None)
         layer["encoding"].pop("tooltip", None)
-        datasets[prefix + name] = json.loads(rows.to_json(orient="records", double_precision=15))
-    return panel, datasets, series
+    return panel, series
 
 
-def _widen_single_values(layers: Sequence[Mapping[str, Any]], datasets: Mapping[str, Any]) -> None:
+def _widen_single_values(layers: Sequence[Mapping[str, Any]]) -> None:
     """Set, in place, the domain of an axis with a single value: else all ticks stand at it."""
     for name in ("x", "y"):
         values: set[float] = set()
@@ -180,8 +159,8 @@ def _widen_single_values(layers: Sequence[Mapping[str, Any]], datasets: Mapping[
                 continue
             scales.append(channels[0]["scale"])
             fields = [channel["field"] for channel in channels if "field" in channel]
-            rows = datasets[layer["data"]["name"]]
-            values |= {row[field] for field in fields for row in rows if row[field] is not None}
+            values |= {row[field] for row in layer["data"]["values"] for field in fields}
+        values.discard(None)  # type: ignore[arg-type]
         if len(values) != 1:
             continue
         (value,) = values
@@ -193,62 +172,21 @@ def _widen_single_values(layers: Sequence[Mapping[str, Any]], datasets: Mapping[
 
 def is_narrow(chart: Chart) -> bool:
     """Tell whether the paper shows the chart in one panel, a column wide."""
-    options = {choice.column: choice.options for choice in choices_of(chart)}
-    return len(options.get(chart.panels, [""])) < 2
+    choice = chart.all_choices.get(chart.panels)
+    return choice is None or len(choice.options) < 2
 
 
 def paper_caption(chart: Chart) -> str:
     """Add to the caption which options the paper shows, and how many panels it leaves out."""
     options, limit = [], ""
-    for choice in choices_of(chart):
-        if choice.column == chart.panels:
+    for column, choice in chart.all_choices.items():
+        if column == chart.panels:
             if (count := len(choice.options)) > MAX_PANELS:
                 limit = f" {MAX_PANELS} of {count} panels are drawn."
-        elif choice.column != _SCALE and (first := next(iter(choice.options.values()))) != "none":
+        elif column != SCALE and (first := next(iter(choice.options.values()))) != "none":
             options.append(f"{choice.label}: {first}")
     options_text = f" {'; '.join(options)}." if options else ""
     return f"{chart.caption}{options_text}{limit}"
-
-
-def _paper_style(width: float, letters: int) -> dict[str, Any]:
-    line, grid = "#333333", "#e6e6e6"
-    return {
-        "font": "Liberation Sans",  # vl-convert brings it: machines without fonts draw text, too
-        "background": "white",
-        "padding": 2,
-        "view": {"stroke": None},
-        "axis": {
-            "labelFontSize": 7,
-            "titleFontSize": 8,
-            "titleFontWeight": "normal",
-            "domainColor": line,
-            "tickColor": line,
-            "gridColor": grid,
-            "gridWidth": 0.5,
-            "domainWidth": 0.8,
-            "tickWidth": 0.8,
-            "tickSize": 3,
-            "labelColor": "black",
-            "titleColor": "black",
-            "titlePadding": 4,
-        },
-        "legend": {
-            "orient": "bottom",
-            "direction": "horizontal",
-            "title": None,
-            "labelLimit": 500,
-            "labelFontSize": 7,
-            "symbolSize": 45,
-            "symbolStrokeWidth": 1.4,
-            "offset": 6,
-            "columns": max(1, int(width / (3.8 * letters + 22))),
-            "rowPadding": 1,
-            "columnPadding": 8,
-        },
-        "concat": {"spacing": 18},
-        "text": {"fontSize": 6},
-        "aria": False,
-    }
 
 
 def _light(spec: Any) -> Any:  # noqa: ANN401  (of JSON)
@@ -288,7 +226,7 @@ def _wrapped(name: object) -> str:
 
 
 def _place(chart: Chart, channel: str, column: str, scale: str) -> dict[str, Any]:
-    axis: Axis = getattr(chart, channel)
+    axis = chart.axes[channel]
     title = {"field": column, "title": axis.columns[column]}
     if axis.kind == "names":
         names = _names(chart, column)
@@ -374,11 +312,10 @@ class _Panel:
 
     def __init__(self, chart: Chart, chosen: Mapping[str, str]) -> None:
         self.chart = chart
-        axes = {"x": chart.x, "y": chart.y} | ({"z": chart.z} if chart.z else {})
         self.columns = {
-            name: chosen.get(name, next(iter(axis.columns))) for name, axis in axes.items()
+            name: chosen.get(name, next(iter(axis.columns))) for name, axis in chart.axes.items()
         }
-        scale = chosen.get(_SCALE, "linear")
+        scale = chosen.get(SCALE, "linear")
         has_dashes = any(look.dash for look in chart.looks.values())
         self.unused_channels = set() if has_dashes else {"strokeDash"}
         self.places = {n: _place(chart, n, self.columns[n], scale) for n in ("x", "y")}
@@ -478,7 +415,7 @@ class _Panel:
         if marks.text:
             fields.append({"field": marks.text, "title": "of"})
         for name, column in self.columns.items():
-            axis: Axis = getattr(self.chart, name)
+            axis = self.chart.axes[name]
             if column not in marks.table or name == marks.placed:
                 continue
             number = {"type": "quantitative", "format": ".6~g"}

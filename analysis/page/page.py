@@ -20,7 +20,7 @@ from markupsafe import Markup
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label, status_counts
 from batchscape.analysis.commands import split_command
 from batchscape.analysis.decisions.candidates import is_to_target, own_learning_rate
-from batchscape.analysis.figures.vega import choices_of, page_chart
+from batchscape.analysis.figures.vega import page_chart
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import TIMES, significant
 from batchscape.analysis.report.sections import FIRST_CHARTS, in_short, questions
@@ -141,7 +141,6 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters["split"] = split_command
-    environment.filters["choices"] = choices_of
     return environment.from_string(_read("page.html.jinja"))
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
-
 import numpy as np
 import pandas as pd
-from pandas.api.typing import DataFrameGroupBy
 
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
 from batchscape.analysis.estimates import half_widths
@@ -29,55 +25,26 @@ def compare(cells: Cells) -> pd.DataFrame:
         values on) and `_n`; `throughput_ratio` with its ends and n, as in `throughput_ratios`;
         `run_ids` and `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
     """
-    done = cells.runs["status"].eq("completed")
+    is_completed = cells.runs["status"].eq("completed")
     runs = cells.runs.assign(
-        reason=cells.runs["reason"].where(~done),
-        timing_note=cells.runs["timing_note"].where(done),
+        reason=cells.runs["reason"].where(~is_completed),
+        timing_note=cells.runs["timing_note"].where(is_completed),
         not_invariant=column_of(cells.runs, "not_invariant"),
     )
     counts = pd.crosstab(runs["cell"], runs["status"])
-    head = pd.DataFrame(
-        {
-            "status": _statuses(counts),
-            "n": counts.sum(axis=1),
-            "n_completed": done.groupby(runs["cell"]).sum(),
-            "reason": _distinct(runs, "reason", " | "),
-            "timing_note": _distinct(runs, "timing_note", " | "),
-            "not_invariant": _distinct(runs, "not_invariant", " | "),
-        }
-    )
+    numbers = {"n": counts.sum(axis=1), "n_completed": is_completed.groupby(runs["cell"]).sum()}
+    texts = ("reason", "timing_note", "not_invariant")
     dependent = cells.dependent_settings()
-    tail = pd.DataFrame({name + "s": _distinct(runs, name) for name in ("run_id", "sweep_dir")})
     parts = [
         cells.table[list(GEOMETRY)],
-        head[["status"]],
+        _statuses(counts),
         cells.table[[name for name in cells.settings if name not in dependent]],
-        head.drop(columns="status"),
+        pd.DataFrame(numbers | {name: _distinct(runs, name, " | ") for name in texts}),
         _spreads(cells),
         throughput_ratios(cells).drop(columns="throughput_ratio_reference"),
-        tail,
+        pd.DataFrame({f"{name}s": _distinct(runs, name, ";") for name in ("run_id", "sweep_dir")}),
     ]
     return pd.concat(parts, axis=1).reindex(cells.table.index).copy()
-
-
-def recorded_columns(comparison: pd.DataFrame) -> pd.DataFrame:
-    """Drop the figures that no cell has, and samples where tokens are counted."""
-    left_out = [name for name in COMPARED if comparison[f"{name}_n"].eq(0).all()]
-    if comparison["samples_per_s_n"].le(comparison["tokens_per_s_n"]).all():
-        left_out.append("samples_per_s")
-    return comparison.drop(columns=_columns_of(left_out))
-
-
-def chosen_columns(comparison: pd.DataFrame, figures: Collection[str]) -> pd.DataFrame:
-    """Drop the figures that a user left out."""
-    ratios = [name for name in comparison if str(name).startswith("throughput_ratio")]
-    ratios = [] if "throughput_ratio" in figures else ratios
-    left_out = [name for name in COMPARED if name not in figures]
-    return comparison.drop(columns=[*_columns_of(left_out), *ratios])
-
-
-def _columns_of(figures: Sequence[str]) -> list[str]:
-    return [f"{name}_{part}" for name in figures for part in ("mean", "ci95", "n")]
 
 
 def throughput_ratios(cells: Cells) -> pd.DataFrame:
@@ -118,28 +85,21 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
 
 
 def _spreads(cells: Cells) -> pd.DataFrame:
+    """Compute mean, half-width of the t-interval and n of each figure: of losses over seeds."""
     figures = cells.figures
     losses = [name for name in COMPARED if FIGURES[name].kind == "loss"]
-    costs = [name for name in COMPARED if name not in losses]
     trained = figures.groupby(["cell", "trajectory_id"])[losses].mean()
-    spreads = spreads_of(trained.groupby("cell")) | spreads_of(
-        figures[costs].groupby(figures["cell"])
-    )
-    columns = {
-        f"{name}_{part}": column for name in COMPARED for part, column in spreads[name].items()
-    }
-    table = pd.DataFrame(columns).reindex(sorted(cells.runs["cell"].unique()))
-    counts = [name for name in columns if name.endswith("_n")]
+    costs = [name for name in COMPARED if name not in losses]
+    columns = {}
+    for groups in (trained.groupby("cell"), figures[costs].groupby(figures["cell"])):
+        mean, sd, n = groups.mean(), groups.std(), groups.count()
+        for name in sd:
+            half = half_widths(sd[name], n[name])
+            columns |= {f"{name}_mean": mean[name], f"{name}_ci95": half, f"{name}_n": n[name]}
+    ordered = [f"{name}_{part}" for name in COMPARED for part in ("mean", "ci95", "n")]
+    table = pd.DataFrame(columns)[ordered].reindex(sorted(cells.runs["cell"].unique()))
+    counts = ordered[2::3]
     return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
-
-
-def spreads_of(groups: DataFrameGroupBy[Any, Any]) -> dict[str, dict[str, pd.Series[Any]]]:
-    """Return `mean`, `ci95` (half-width of the t-interval) and `n` of each column by group."""
-    mean, sd, n = groups.mean(), groups.std(), groups.count()
-    return {
-        name: {"mean": mean[name], "ci95": half_widths(sd[name], n[name]), "n": n[name]}
-        for name in map(str, sd)
-    }
 
 
 def _statuses(counts: pd.DataFrame) -> pd.Series[str]:
@@ -150,10 +110,10 @@ def _statuses(counts: pd.DataFrame) -> pd.Series[str]:
         present = {name: n for name, n in row.items() if n}
         listed = present if len(present) == 1 else [f"{name} {n}" for name, n in present.items()]
         texts.append(", ".join(map(str, listed)))
-    return pd.Series(texts, index=counts.index, dtype=object)
+    return pd.Series(texts, index=counts.index, dtype=object, name="status")
 
 
-def _distinct(runs: pd.DataFrame, name: str, separator: str = ";") -> pd.Series[str]:
+def _distinct(runs: pd.DataFrame, name: str, separator: str) -> pd.Series[str]:
     """Join the distinct texts of each cell; None where there is none."""
     texts_by_cell: dict[int, set[str]] = {cell: set() for cell in runs["cell"].unique()}
     for cell, text in zip(runs["cell"], runs[name].to_numpy(dtype=object), strict=True):

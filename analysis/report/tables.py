@@ -9,7 +9,7 @@ import pandas as pd
 
 from batchscape.analysis.best import mark_best
 from batchscape.analysis.cells import RATE, UPDATE_GROUPS, Cells, geometry_label, setting_texts
-from batchscape.analysis.comparison import chosen_columns, recorded_columns, throughput_ratios
+from batchscape.analysis.comparison import throughput_ratios
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import setting_headers
@@ -23,6 +23,7 @@ GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
 """Header of a column of geometries."""
 
 _RATIO = "throughput_ratio"
+_ENDS = ("_mean", "_ci95", "_n")
 _PAIRS = "throughput_ratio_pairs"
 """The n of ratios; missing at the reference."""
 
@@ -72,7 +73,10 @@ def comparison_table(
         definitions.append(f"No run of these has what was asked for: {', '.join(lacking)}.")
     if unshown := cells.dependent_settings():
         definitions.append(f"Also vary, together with settings shown: {', '.join(unshown)}.")
-    written = recorded_columns(comparison) if figures is None else chosen_columns(comparison, names)
+    # A file has the ratio, unless other columns were asked for.
+    unseen = {*comparison_figures(None)} - {*names, *([] if figures else [_RATIO])}
+    ends = {_RATIO: ("", "_low", "_high", "_n")}
+    hidden = [f"{name}{end}" for name in unseen for end in ends.get(name, _ENDS)]
     return Table(
         "comparison",
         "Comparison",
@@ -82,7 +86,7 @@ def comparison_table(
         footnotes=_footnotes(comparison, cells),
         bold=bold,
         lead=_at_best_update(comparison, cells, at_best),
-        hidden=[*comparison.columns.difference(written.columns), _PAIRS],
+        hidden=[*hidden, _PAIRS],
     )
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from importlib import resources
 from textwrap import fill
 from typing import Any
@@ -24,10 +25,13 @@ MAX_PANELS = 6
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _POINTS = 72.0
 """Points of an inch."""
-_STYLE = resources.files("batchscape.analysis.figures").joinpath("paper.json")
-"""The configuration of Vega-Lite for a paper. Its font is the one that vl-convert brings: machines
-without fonts draw text, too."""
-_INK = {"light": "#222222", "dark": "#ececf0"}
+_VEGA = json.loads(
+    resources.files("batchscape.analysis.figures").joinpath("vega.json").read_text("utf-8")
+)
+"""`paper`: the configuration for a paper, with the font that vl-convert brings, as machines without
+fonts draw text, too. `kinds`: of each kind of marks the columns that it needs, the channels that
+tell its series apart, and its mark, without what Vega would compute again for each of thousands of
+points that move."""
 _SHADES = {"light": ["#e8f1fa", "#6baed6"], "dark": ["#24364a", "#3a7cb0"]}
 _MOST_TICKS = 8
 _LETTERS = 34
@@ -110,7 +114,7 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
                     channel["legend"] = {**channel["legend"], "values": legend} if legend else None
     names = _names(chart, next(iter(chart.y.columns))) if chart.y.kind == "names" else []
     label_width = max((4 * min(len(str(name)), _LETTERS) for name in names), default=0)
-    config = json.loads(_STYLE.read_text("utf-8"))
+    config = deepcopy(_VEGA["paper"])
     letters = max(map(len, series), default=0)
     config["legend"]["columns"] = max(1, int((width - label_width) / (3.8 * letters + 22)))
     resolve = {"resolve": {"scale": {"color": "independent"}}} if chart.z else {}
@@ -282,28 +286,6 @@ def _by_series(chart: Chart, marks: Marks, channel: str) -> dict[str, Any]:
     return {**source, "type": "nominal", "scale": scale, "legend": legend}
 
 
-_MARKS: dict[str, dict[str, Any]] = {
-    "point": {"type": "point", "strokeWidth": 1.1, "opacity": 1, "color": _INK},
-    # Whatever Vega computes again for each point slows the moving of thousands of them.
-    "line": {"type": "line", "color": _INK, "invalid": None, "strokeWidth": 1.2},
-    "band": {"type": "area", "fillOpacity": 0.18},
-    "interval": {"type": "rule", "strokeWidth": 0.9, "color": _INK},
-    "bar": {"type": "bar", "height": {"band": 0.9}},
-    "field": {"type": "rect", "width": {"band": 0.94}, "height": {"band": 0.92}},
-    "text": {"type": "text", "baseline": "middle", "color": _INK},
-    "rule": {"type": "rule", "strokeWidth": 1, "color": _INK},
-    "span": {"type": "rect", "fillOpacity": 0.14},
-}
-_CHANNELS = {
-    "point": ("stroke", "fill", "shape"),
-    "line": ("stroke", "strokeDash"),
-    "band": ("color",),
-    "interval": ("stroke",),
-    "bar": ("color",),
-    "rule": ("stroke", "strokeDash"),
-    "span": ("color",),
-}
-"""Channels that tell the series of a kind of marks apart."""
 _ASIDE = {"align": "left", "dx": 4, "limit": 260}
 
 
@@ -322,11 +304,7 @@ class _Panel:
 
     def spec(self) -> dict[str, Any]:
         """Write the panel, without marks whose table lacks a chosen column."""
-        layers = [
-            self._layer(n, marks)
-            for n, marks in enumerate(self.chart.marks)
-            if len(marks.table) and self._has_columns(marks)
-        ]
+        layers = [layer for n in range(len(self.chart.marks)) if (layer := self._layer(n))]
         for layer in layers:
             channels = [layer["encoding"].get(name, {}) for name in ("x", "y")]
             # A reader can move axes of numbers; a wheel alone scrolls the page.
@@ -342,33 +320,26 @@ class _Panel:
             layers.append({"data": {"name": "legend"}, "mark": mark, "encoding": legend})
         return {"layer": layers}
 
-    def _has(self, marks: Marks, channel: str, end: str = "") -> bool:
-        return channel in self.columns and f"{self.columns[channel]}{end}" in marks.table
-
-    def _has_columns(self, marks: Marks) -> bool:
-        x, y, z = (self._has(marks, name) for name in ("x", "y", "z"))
-        x_ends, y_ends = (self._has(marks, name, "_low") for name in ("x", "y"))
-        on_fields = x and y and (z or "z" not in self.columns)
-        return {
-            "rule": x or y,
-            "span": x_ends,
-            "band": x and y_ends,
-            "interval": x and y and (x_ends or y_ends),
-            "field": on_fields,
-            "text": on_fields,
-        }.get(marks.kind, x and y)
-
-    def _layer(self, n: int, marks: Marks) -> dict[str, Any]:
-        has_series = bool(marks.name or "series" in marks.table)
+    def _layer(self, n: int) -> dict[str, Any] | None:
+        marks, kind = self.chart.marks[n], _VEGA["kinds"][self.chart.marks[n].kind]
+        # Channels that the table has a column for, and the ends of its intervals and bars on them.
+        there = {
+            f"{name}{end}"
+            for name, column in self.columns.items()
+            for end in ("", "_low", "_start")
+            if f"{column}{end}" in marks.table
+        } | ({"z"} - {*self.columns})
+        if marks.table.empty or not any({*needed} <= there for needed in kind["needs"]):
+            return None
         encoding: dict[str, Any] = {
-            **{name: self.places[name] for name in ("x", "y") if self._has(marks, name)},
-            **self._kind_encoding(marks),
-            **{
-                channel: _by_series(self.chart, marks, channel)
-                for channel in (_CHANNELS.get(marks.kind, ()) if has_series else ())
-                if channel not in self.unused_channels
-            },
+            name: place for name, place in self.places.items() if name in there
         }
+        encoding |= self._kind_encoding(marks, there)
+        if marks.name or "series" in marks.table:
+            by_series = [
+                channel for channel in kind["by_series"] if channel not in self.unused_channels
+            ]
+            encoding |= {channel: _by_series(self.chart, marks, channel) for channel in by_series}
         if marks.line:
             encoding["detail"] = {"field": marks.line}
         if marks.dodge and "series" in marks.table:
@@ -380,21 +351,21 @@ class _Panel:
             encoding["tooltip"] = {"field": marks.text or "series"}
         if marks.kind in {"point", "bar", "field"}:
             encoding["tooltip"] = self._tooltip(marks)
-        mark = {**_MARKS[marks.kind], "clip": bool(self.chart.y.ranges)}
+        mark = {**kind["mark"], "clip": bool(self.chart.y.ranges)}
         mark |= {"size": marks.size} if marks.kind == "point" else {}
         if marks.kind == "text" and not self.chart.z:
             mark |= {**_ASIDE, "dy": 0 if self.chart.y.kind == "names" else -6}
         return {"data": {"name": f"t{n}"}, "mark": mark, "encoding": encoding}
 
-    def _kind_encoding(self, marks: Marks) -> dict[str, Any]:
+    def _kind_encoding(self, marks: Marks, there: Collection[str]) -> dict[str, Any]:
         """Write the channels that one kind of marks alone has."""
         if marks.kind == "line":
             return {"order": {"value": None}}  # that of the table, not along x
         if marks.kind in {"band", "interval", "span"}:
-            return self._ends("y" if self._has(marks, "y", "_low") else "x")
+            return self._ends("y" if "y_low" in there else "x")
         if marks.kind == "bar":
             bar = {"x": {**self.places["x"], "stack": None}}
-            return self._ends("x", "_start", "") if self._has(marks, "x", "_start") else bar
+            return self._ends("x", "_start", "") if "x_start" in there else bar
         if marks.kind == "field":
             tone = {"field": self.columns["z"], "type": "quantitative", "legend": None}
             return {"color": {**tone, "scale": {"range": _SHADES}}}

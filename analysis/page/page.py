@@ -23,11 +23,11 @@ from batchscape.analysis.decisions.candidates import is_to_target, own_learning_
 from batchscape.analysis.figures.vega import page_chart
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import TIMES, significant
-from batchscape.analysis.report.sections import FIRST_CHARTS, in_short, questions
+from batchscape.analysis.report.sections import FIRST_CHARTS, in_short, title_and_questions
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.outgoing import outgoing, outgoing_json
-from batchscape.text import duration_text, list_text
+from batchscape.text import duration_text
 
 _FILES = resources.files("batchscape.analysis.page")
 _LIBRARY = "vendor/vega.min.js"
@@ -61,7 +61,7 @@ def html_page(
         "methods": Section("Methods", [*paragraphs, *(f"Launched by: {c}" for c in commands)]),
     }
     charts = {chart.name: chart for part in parts.values() for chart in part.pictures}
-    names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
+    title, questions = title_and_questions(cells)
     content = {
         "charts": {name: page_chart(chart, index.of_rows) for name, chart in charts.items()},
         "runs": outgoing_json(_run_table(cells)),
@@ -73,8 +73,8 @@ def html_page(
     script, library = _read("page.js"), _read(_LIBRARY)
     cards = list(recommended_cards(sections))
     return _template().render(
-        title=list_text(names, "and"),
-        questions=list(questions(names)),
+        title=title,
+        questions=questions,
         answers=in_short([comparison, *sections]),
         recommended=cards[:_MOST_CARDS],
         n_more=len(cards[_MOST_CARDS:]),

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from rich.console import Console
-from rich.text import Text
 
 from batchscape.analysis.estimates import LEVEL, half_widths
 from batchscape.analysis.horizons.topic import horizons_section
@@ -27,6 +26,7 @@ from batchscape.analysis.report.sections import (
     joined,
     make_folders,
     method_lines,
+    say,
     section_contents,
     section_lines,
     show_section,
@@ -73,9 +73,9 @@ class Analysis:
     def render(self, console: Console) -> None:
         """Print answers, warnings and tables."""
         for note in self.notes:
-            console.print(Text(f"{self.source.name}: {note}"), highlight=False)
+            say(console, f"{self.source.name}: {note}")
         for section in self.sections:
-            show_section(console, section, tables=True)
+            show_section(console, section)
 
     def write(self, out: Path) -> list[Path]:
         """Write the page, tables, figures and the paper made of them.

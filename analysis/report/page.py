@@ -12,13 +12,12 @@ from batchscape.analysis.report.sections import (
     in_short,
     joined,
     method_lines,
-    questions,
     section_lines,
     sentence_markdown,
+    title_and_questions,
 )
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.writers import escape_markdown
-from batchscape.text import list_text
 
 
 def page(
@@ -32,9 +31,9 @@ def page(
     with_charts: bool,
 ) -> str:
     """Write the page in Markdown; paths are relative to its folder."""
-    names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
-    lines = [f"# {escape_markdown(list_text(names, 'and'))}"]
-    lines += [f"> {escape_markdown(question)}" for question in questions(names)]
+    title, questions = title_and_questions(cells)
+    lines = [f"# {escape_markdown(title)}"]
+    lines += [f"> {escape_markdown(question)}" for question in questions]
     lines.append(_overview(cells))
     if answers := in_short(sections):
         lines.append(

@@ -12,6 +12,7 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
+from batchscape.analysis.cells import Cells
 from batchscape.analysis.commands import split_command
 from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.figures.vega import paper_caption, paper_chart
@@ -22,7 +23,7 @@ from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
 from batchscape.outgoing import make_printable, outgoing
 from batchscape.record.files import write_atomically
-from batchscape.text import count_text
+from batchscape.text import count_text, list_text
 
 _FOLDERS = ("tables", "figures", "paper/tables", "paper/figures")
 """Folders beside the page."""
@@ -76,7 +77,13 @@ def _write_list(out: Path, names: Iterable[str]) -> None:
     write_atomically(out / WRITTEN, "".join(f"{name}\n" for name in sorted(names)).encode())
 
 
-def questions(names: Sequence[str]) -> Iterator[str]:
+def title_and_questions(cells: Cells) -> tuple[str, list[str]]:
+    """Name the sweeps, and quote the questions of those that are prepared studies."""
+    names = dict.fromkeys(cells.runs["sweep_name"].astype(str))
+    return list_text(names, "and"), [*_questions(names)]
+
+
+def _questions(names: Iterable[str]) -> Iterator[str]:
     """Quote the questions of prepared studies, which their files begin with, by sweep names."""
     for name in names:
         # A hash of fixed settings may follow the name of the study.
@@ -138,16 +145,20 @@ def sentence_markdown(sentence: str, mark: str = "") -> str:
     return f"{mark}{escape_markdown(text.rstrip())}{mark} `{command}`" if text else f"`{command}`"
 
 
-def show_section(console: Console, section: Section, *, tables: bool) -> None:
-    """Print the answers and warnings of a section in a terminal, and its tables too."""
-    console.print(Text(f"\n{section.title}"), style="bold", highlight=False)
+def say(console: Console, sentence: str, style: str = "", *, in_one_piece: bool = False) -> None:
+    """Print a sentence in a terminal, which alone breaks the line of a command: it is copied."""
+    in_one_piece = in_one_piece or bool(split_command(sentence)[1])
+    console.print(Text(sentence), style=style, highlight=False, soft_wrap=in_one_piece)
+
+
+def show_section(console: Console, section: Section) -> None:
+    """Print the answers, warnings and tables of a section in a terminal."""
+    say(console, f"\n{section.title}", "bold")
     for sentence in (*section.answer, *section.settling_runs):
-        # A command is copied in one piece: the terminal breaks its line, not we.
-        console.print(Text(sentence), highlight=False, soft_wrap=bool(split_command(sentence)[1]))
+        say(console, sentence)
     for warning in section.warnings:
-        has_command = bool(split_command(warning)[1])
-        console.print(Text(f"! {warning}"), style="bold", highlight=False, soft_wrap=has_command)
-    for table in section.tables if tables else ():
+        say(console, f"! {warning}", "bold")
+    for table in section.tables:
         console.print()
         show(console, table)
 

@@ -189,24 +189,21 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
     Cells of `at_best` are preferred, then cells whose runs all completed. One row of each global
     batch stands before the others, the smallest batch first. Empty where only one update was tried.
     """
-    other_contexts = [name for name in cells.contexts if not name.startswith(UPDATE_GROUPS)]
-    updates = [name for name in cells.contexts if name not in other_contexts]
+    updates = [name for name in cells.contexts if name.startswith(UPDATE_GROUPS)]
     held_out = comparison["final_eval_loss_n"].gt(0).any()
     losses = comparison["final_eval_loss_mean" if held_out else "final_loss_mean"].dropna()
     if not updates or losses.empty:
         return []
-    texts = cells.table[["global_batch_size", *other_contexts]].astype(str)
-    place = texts.groupby(list(texts), sort=False).ngroup()
+    place = cells.by_batch()
     update = cells.table.groupby(updates, dropna=False, sort=False).ngroup()
     order = pd.DataFrame({"is_incomplete": cells.incomplete(), "loss": losses}).loc[losses.index]
     order["other"] = ~order.index.isin(list(at_best))
     order = order.sort_values(["other", "is_incomplete", "loss"], kind="stable")
-    best = pd.Series(order.index, order.index).groupby(place.loc[order.index]).first()
-    best_update = place.map(best.map(update))
-    rows = np.flatnonzero(update.eq(best_update).loc[comparison.index])
-    sizes = comparison["global_batch_size"].iloc[rows].to_numpy(dtype=float, na_value=np.nan)
-    rows = rows[np.argsort(sizes, kind="stable")]
-    is_further = place.loc[comparison.index].iloc[rows].duplicated().to_numpy()
+    best = order.index.to_series().groupby(place[order.index]).first()
+    is_best = update.eq(place.map(best.map(update)))[comparison.index]
+    sizes = comparison.loc[is_best, "global_batch_size"].sort_values(kind="stable")
+    rows = pd.Series(range(len(comparison)), comparison.index)[sizes.index]
+    is_further = place[rows.index].duplicated()
     return [*rows[~is_further].tolist(), *rows[is_further].tolist()]
 
 

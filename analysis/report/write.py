@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
-from rich.text import Text
 
 from batchscape.analysis.cells import find_cells
-from batchscape.analysis.commands import split_command
 from batchscape.analysis.comparison import compare
 from batchscape.analysis.figures.comparison import comparison_charts
 from batchscape.analysis.figures.loss import loss_chart
@@ -28,6 +26,7 @@ from batchscape.analysis.report.sections import (
     in_short,
     make_folders,
     remove_stale,
+    say,
     section_contents,
     write_contents,
 )
@@ -84,18 +83,18 @@ class Report:
         """Print the comparison, what it says in short and where the files are."""
         show(console, self.table, _MOST_ROWS)
         for note in self.notes[:_MOST_NOTES]:
-            _say(console, f"- {note}")
+            say(console, f"- {note}")
         answers = [f"{i}. {text}" for i, text in enumerate(in_short(self.sections), 1)]
         for text in ["", *answers] if answers else []:
-            _say(console, text)
+            say(console, text)
         # One may weaken the answers of several topics.
         n_warnings = len({text for section in self.sections for text in section.warnings})
         n_notes = max(len(self.notes) - _MOST_NOTES, 0)
         contents = ["definitions", "tables", "figures"]
         contents += [count_text(n_warnings, "warning")] * (n_warnings > 0)
         contents += [count_text(n_notes, "more note")] * (n_notes > 0)
-        _say(console, f"\nReport: {self.files[0]} ({', '.join(contents)})", in_one_piece=True)
-        _say(console, f"Page: {self.out / 'report.html'}", in_one_piece=True)
+        say(console, f"\nReport: {self.files[0]} ({', '.join(contents)})", in_one_piece=True)
+        say(console, f"Page: {self.out / 'report.html'}", in_one_piece=True)
 
 
 def write_report(
@@ -208,9 +207,3 @@ def _write(
         files=tuple(files),
         table=table,
     )
-
-
-def _say(console: Console, text: str, *, in_one_piece: bool = False) -> None:
-    # A command is copied in one piece: the terminal breaks its line, not we.
-    in_one_piece = in_one_piece or bool(split_command(text)[1])
-    console.print(Text(text), highlight=False, soft_wrap=in_one_piece)

@@ -262,21 +262,19 @@ def _place(chart: Chart, channel: str, column: str, scale: str) -> dict[str, Any
 def _by_series(chart: Chart, marks: Marks, channel: str) -> dict[str, Any]:
     """Take the look of each series from a scale that all marks share."""
     looks = list(chart.looks.values())
-    light = [look.colour for look in looks]
-    dark = [look.dark or look.colour for look in looks]
-    if channel == "fill":
-        light, dark = (
-            [
-                "transparent" if look.hollow else tone
-                for look, tone in zip(looks, tones, strict=True)
-            ]
-            for tones in (light, dark)
-        )
-    ranges: dict[str, Any] = {
+    shapes: dict[str, Any] = {
         "shape": [look.symbol for look in looks],
         "strokeDash": [list(look.dash) or [1, 0] for look in looks],
     }
-    values = ranges.get(channel, {"light": light, "dark": dark})
+    values = shapes.get(channel) or {
+        theme: [
+            (channel == "fill" and look.hollow and "transparent")
+            or (theme == "dark" and look.dark)
+            or look.colour
+            for look in looks
+        ]
+        for theme in ("light", "dark")
+    }
     source = {"datum": marks.name} if marks.name else {"field": "series"}
     scale: dict[str, Any] = {"domain": list(chart.looks), "range": values}
     if channel not in _OF_LEGEND:

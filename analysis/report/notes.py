@@ -210,7 +210,6 @@ def _mixtures(runs: pd.DataFrame, completed: pd.DataFrame) -> Iterator[str]:
             "Cuts of one training ran on different kernels of attention "
             f"({', '.join(kernel_counts)}): they round differently."
         )
-    n_repeated = runs[["run_id", "sweep_dir"]].drop_duplicates()["run_id"].duplicated().sum()
-    if n_repeated:
-        repeated = count_text(n_repeated, "run")
-        yield f"{repeated} of the same identity are in more than one sweep folder."
+    runs = runs.drop_duplicates(["run_id", "sweep_dir"])
+    sentence = "{runs} of the same identity are in more than one sweep folder."
+    yield from _counted({sentence: runs["run_id"].duplicated()})

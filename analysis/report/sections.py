@@ -170,9 +170,15 @@ def section_contents(
     tables = [table for section in sections for table in section.tables]
     charts = [chart for section in sections for chart in section.pictures]
     curves = [item for section in sections for item in section.chart_data.items()]
-    _refuse_repeats("table", [*(table.name for table in tables), *(name for name, _ in curves)])
-    _refuse_repeats("figure", [chart.name for chart in charts])
-    _refuse_repeats("headline", [name for section in sections for name in section.headlines])
+    names = {
+        "table": [*(table.name for table in tables), *(name for name, _ in curves)],
+        "figure": [chart.name for chart in charts],
+        "headline": [name for section in sections for name in section.headlines],
+    }
+    for kind, named in names.items():
+        if repeated := [name for name, count in Counter(named).items() if count > 1]:
+            msg = f"every {kind} of a report has a name of its own, but not {list_text(repeated)}"
+            raise AnalysisError(msg)
     # A paper counts no warnings: they stand on the page, beside what they weaken.
     answers = [text for section in sections for text in _short(section)][:_SENTENCES]
     texts = paper_texts(sections, answers=answers, methods=methods, with_charts=with_charts)
@@ -216,10 +222,3 @@ def method_lines(methods: Mapping[str, Sequence[str]]) -> list[str]:
         for title, sentences in methods.items()
     ]
     return ["## Methods", *paragraphs]
-
-
-def _refuse_repeats(kind: str, names: Sequence[str]) -> None:
-    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
-    if count > 1:
-        msg = f"every {kind} of a report has a name of its own, and two are called {name!r}"
-        raise AnalysisError(msg)

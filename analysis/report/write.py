@@ -74,11 +74,6 @@ class Report:
     table: Table
     """Columns and rows of the comparison that are shown."""
 
-    @property
-    def tables(self) -> dict[str, Table]:
-        """Tables of the sections, by name."""
-        return {table.name: table for section in self.sections for table in section.tables}
-
     def render(self, console: Console) -> None:
         """Print the comparison, what it says in short and where the files are."""
         show(console, self.table, _MOST_ROWS)

@@ -19,7 +19,6 @@ from batchscape.analysis.targets.curves import PROGRESS, only_what_counts
 from batchscape.analysis.targets.ends import TO_TARGET
 from batchscape.record.tables import Tables
 
-_TO_TARGET = {progress: name for name, progress in TO_TARGET.items()}
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
 _ALL_POINTS = 24_000
 _MOST, _LEAST = 1000, 24
@@ -236,7 +235,7 @@ def _target_marks(
     reaches: pd.DataFrame, settings: Mapping[int, list[str]], axes: Mapping[str, str]
 ) -> list[Marks]:
     """Mark each target with a line, and the places where runs met it."""
-    names = {_TO_TARGET[name]: name for name in axes}
+    names = {name: progress for name, progress in TO_TARGET.items() if progress in axes}
     met = reaches[reaches["outcome"].eq("reached")]
     marked = met[[*names, "sweep_dir", "run_id", "cell"]].rename(columns=names)
     marked = marked.assign(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
+from pandas.api.typing import DataFrameGroupBy
 
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
 from batchscape.analysis.estimates import half_widths
@@ -85,21 +88,28 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
 
 
 def _spreads(cells: Cells) -> pd.DataFrame:
-    """Compute mean, half-width of the t-interval and n of each figure: of losses over seeds."""
     figures = cells.figures
     losses = [name for name in COMPARED if FIGURES[name].kind == "loss"]
-    trained = figures.groupby(["cell", "trajectory_id"])[losses].mean()
     costs = [name for name in COMPARED if name not in losses]
-    columns = {}
-    for groups in (trained.groupby("cell"), figures[costs].groupby(figures["cell"])):
-        mean, sd, n = groups.mean(), groups.std(), groups.count()
-        for name in sd:
-            half = half_widths(sd[name], n[name])
-            columns |= {f"{name}_mean": mean[name], f"{name}_ci95": half, f"{name}_n": n[name]}
-    ordered = [f"{name}_{part}" for name in COMPARED for part in ("mean", "ci95", "n")]
-    table = pd.DataFrame(columns)[ordered].reindex(sorted(cells.runs["cell"].unique()))
-    counts = ordered[2::3]
+    trained = figures.groupby(["cell", "trajectory_id"])[losses].mean()
+    spreads = spreads_of(trained.groupby("cell")) | spreads_of(
+        figures[costs].groupby(figures["cell"])
+    )
+    columns = {
+        f"{name}_{part}": column for name in COMPARED for part, column in spreads[name].items()
+    }
+    table = pd.DataFrame(columns).reindex(sorted(cells.runs["cell"].unique()))
+    counts = [name for name in columns if name.endswith("_n")]
     return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
+
+
+def spreads_of(groups: DataFrameGroupBy[Any, Any]) -> dict[str, dict[str, pd.Series[Any]]]:
+    """Return `mean`, `ci95` (half-width of the t-interval) and `n` of each column by group."""
+    mean, sd, n = groups.mean(), groups.std(), groups.count()
+    return {
+        name: {"mean": mean[name], "ci95": half_widths(sd[name], n[name]), "n": n[name]}
+        for name in map(str, sd)
+    }
 
 
 def _statuses(counts: pd.DataFrame) -> pd.Series[str]:

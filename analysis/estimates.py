@@ -142,7 +142,8 @@ def too_few(n: int, units: str, fewest: int = FEWEST) -> str:
 def t_reach(error: Numbers, degrees: Numbers, level: float = LEVEL) -> Numbers:
     """Return how far Student's t-interval reaches to each side of a value, given its error."""
     reach: Any = stdtrit(degrees, (1 + level) / 2) * error
-    return float(reach) if np.ndim(reach) == 0 else reach
+    half: Numbers = reach if np.ndim(reach) else reach.item()
+    return half
 
 
 def half_width(values: NDArray[np.float64], level: float = LEVEL) -> float:

@@ -189,7 +189,7 @@ def _memory(cells: Cells) -> Chart | None:
     if rows.empty:
         return None
     scale = memory_scale(rows[[*phases]].to_numpy().ravel())
-    runs = rows.rename(columns=phases).melt(["row", "run"], phases.values(), "series")
+    runs = rows.rename(columns=phases).melt(["row", "run"], [*phases.values()], "series")
     runs = runs.assign(value=runs["value"] * scale.factor).dropna(subset="value")
     by_bar = runs.groupby(["row", "series"], sort=False)
     means = by_bar.agg(value=("value", "mean"), run=("run", list)).reset_index()

@@ -155,7 +155,7 @@ def _paper_panel(chart: Chart, chosen: Mapping[str, str]) -> tuple[dict[str, Any
 def _widen_single_values(layers: Sequence[Mapping[str, Any]]) -> None:
     """Set, in place, the domain of an axis with a single value: else all ticks stand at it."""
     for name in ("x", "y"):
-        values: set[float] = set()
+        values: set[Any] = set()
         scales = []
         for layer in layers:
             channels = [layer["encoding"].get(channel, {}) for channel in (name, f"{name}2")]
@@ -164,7 +164,7 @@ def _widen_single_values(layers: Sequence[Mapping[str, Any]]) -> None:
             scales.append(channels[0]["scale"])
             fields = [channel["field"] for channel in channels if "field" in channel]
             values |= {row[field] for row in layer["data"]["values"] for field in fields}
-        values.discard(None)  # type: ignore[arg-type]
+        values.discard(None)
         if len(values) != 1:
             continue
         (value,) = values

@@ -9,8 +9,6 @@ and memory by timing repeat too. If a run of the best candidate did not complete
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
@@ -34,22 +32,24 @@ def mark_best(cells: Cells) -> tuple[pd.DataFrame, pd.Series[int]]:
         A table, indexed by `cell`, of which cells are marked (bool) in each of `COMPARED`, and by
         figure how many contests have enough pairs: the intervals hold for all of them together.
     """
-    entries = {name: _entries(cells, name) for name in COMPARED}
-    rivals = pd.concat(
-        [compare_with_best(rows).assign(figure=name) for name, rows in entries.items()]
+    runs = cells.runs[cells.runs["status"].ne("rejected")]
+    shared = [n for n in cells.settings if n in cells.contexts or n.startswith(_SAME_TASK)]
+    task = _numbered(
+        pd.DataFrame({n: runs["cell"].map(cells.table[n]) for n in shared}, runs.index)
     )
-    contests = [rivals["figure"], rivals["contest"]]
-    rivals = rivals[rivals["n"].groupby(contests).transform("min").ge(FEWEST)]
-    contests = [rivals["figure"], rivals["contest"], rivals["best"]]
-    count = len(rivals[["figure", "contest"]].drop_duplicates())
-    is_best = is_worse(rivals, count).groupby(contests).all()
-    marks = {}
-    for name, rows in entries.items():
-        won = [best for figure, _, best in is_best.index[is_best] if figure == name]
-        complete = rows.groupby("candidate")["leaves_markable"].all()
-        measured = rows[rows["value"].notna() & rows["candidate"].isin(complete.index[complete])]
-        marks[name] = cells.table.index.isin(measured.loc[measured["candidate"].isin(won), "cell"])
-    counts = is_best.groupby("figure").size().reindex(COMPARED, fill_value=0)
+    entries = [_entries(cells, runs, task, name).assign(figure=name) for name in COMPARED]
+    rows = pd.concat(entries, ignore_index=True)
+    for name in ("contest", "candidate"):
+        rows[name] = _numbered(rows[["figure", name]])
+    rivals = compare_with_best(rows)
+    rivals = rivals[rivals.groupby("contest")["n"].transform("min").ge(FEWEST)]
+    is_best = is_worse(rivals, rivals["contest"].nunique()).groupby(rivals["best"]).all()
+    is_complete = rows.groupby("candidate")["leaves_markable"].transform("all")
+    has_won = rows["candidate"].isin(is_best.index[is_best]) & is_complete & rows["value"].notna()
+    cells_of = {name: rows.loc[has_won & rows["figure"].eq(name), "cell"] for name in COMPARED}
+    marks = {name: cells.table.index.isin(best) for name, best in cells_of.items()}
+    contested = rows[rows["candidate"].isin(is_best.index)].drop_duplicates("candidate")
+    counts = contested["figure"].value_counts().reindex(COMPARED, fill_value=0)
     return pd.DataFrame(marks, index=cells.table.index), counts
 
 
@@ -96,42 +96,35 @@ def is_worse(rivals: pd.DataFrame, contests: int) -> pd.Series[bool]:
     return is_apart
 
 
-def _entries(cells: Cells, name: str) -> pd.DataFrame:
+def _entries(cells: Cells, runs: pd.DataFrame, task: pd.Series[int], name: str) -> pd.DataFrame:
     """Collect one row a launched run: its contest, candidate, pair and value (lower is better)."""
-    runs = cells.runs[cells.runs["status"].ne("rejected")]
-    value, figure = cells.figures[name], FIGURES[name]
-    shared_settings = [n for n in cells.settings if n in cells.contexts or n.startswith(_SAME_TASK)]
-    keys: dict[str, Any] = {key: runs["cell"].map(cells.table[key]) for key in shared_settings}
-    pair_columns = [seed for seed in SEEDS if seed in runs]
-    candidate = runs["cell"]
-    if figure.kind == "loss":
+    value, is_loss = cells.figures[name], FIGURES[name].kind == "loss"
+    contest, candidate = {"task": task}, runs["cell"]
+    blocks = SEEDS if is_loss else (*SEEDS, "timing_repeat")
+    if is_loss:
         table = cells.table.assign(program=cells.table.index)
         table["program"] = table["program"].where(cells.of_programs())
-        settings_of_batch = ["global_batch_size", "program", *cells.settings]
-        candidate_of_cell = table.groupby(settings_of_batch, dropna=False, sort=False).ngroup()
-        candidate = candidate.map(candidate_of_cell)
-        stopped = column_of(runs, "stop_reason").eq("target")
-        value = value.mask(stopped)
+        candidates = _numbered(table[["global_batch_size", "program", *cells.settings]])
+        candidate = candidate.map(candidates)
+        value = value.mask(column_of(runs, "stop_reason").eq("target"))
         samples = pd.to_numeric(runs["samples"]).where(runs["status"].eq("completed"))
-        keys["samples"] = samples.groupby(candidate).transform("max")
-    elif "timing_repeat" in runs:
-        pair_columns.append("timing_repeat")
+        contest["samples"] = samples.groupby(candidate).transform("max")
     if name == "step_time_s":
-        keys["global_batch_size"] = runs["global_batch_size"]
+        contest["global_batch_size"] = runs["global_batch_size"]
     # Samples and tokens a second give the same comparison; a second test would only
     # lower the power of the others.
     if name == "samples_per_s":
         value = value.where(cells.figures["tokens_per_s"].isna())
     # A run out of memory says nothing about a loss: other decompositions have that loss too.
     # One run with another end, and its candidate is not marked.
-    allowed_statuses = ["completed", "oom"] if figure.kind == "loss" else ["completed"]
+    allowed_statuses = ["completed", "oom"] if is_loss else ["completed"]
     return pd.DataFrame(
         {
-            "contest": _numbered(pd.DataFrame(keys, index=runs.index)),
+            "contest": _numbered(pd.DataFrame(contest)),
             "candidate": candidate,
-            "pair": _numbered(runs[pair_columns]),
+            "pair": _numbered(runs[[block for block in blocks if block in runs]]),
             "cell": runs["cell"],
-            "value": (1.0 if figure.better == "lower" else -1.0) * value.reindex(runs.index),
+            "value": value.reindex(runs.index) * (1 if FIGURES[name].better == "lower" else -1),
             "leaves_markable": runs["status"].isin(allowed_statuses),
         }
     )

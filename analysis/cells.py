@@ -374,17 +374,12 @@ def _ordered(
 
 def plain_texts(column: pd.Series[Any]) -> pd.Series[str]:
     """Write each value of a setting as text; a missing one is `null`, as in the config."""
-    if column.dtype != object:
-        # Thousands of runs share a few values.
-        codes, distinct = pd.factorize(column, use_na_sentinel=False)
-        texts = np.array([_text(value) for value in distinct.tolist()], dtype=object)
-        return pd.Series(texts[codes], index=column.index, dtype=str, name=column.name)
-    texts_by_key = {}
-    for value in column:
-        key = repr(value)
-        if key not in texts_by_key:
-            texts_by_key[key] = _text(value)
-    return column.map(repr).map(texts_by_key)
+    # Thousands of runs share a few values; lists are told apart as they are written.
+    keys = column.map(repr) if column.dtype == object else column
+    codes, _ = pd.factorize(keys, use_na_sentinel=False)
+    _, places = np.unique(codes, return_index=True)
+    texts = np.array([_text(value) for value in column.iloc[places].tolist()], dtype=object)
+    return pd.Series(texts[codes], index=column.index, dtype=str, name=column.name)
 
 
 def _text(value: Any) -> str:  # noqa: ANN401  (any scalar that `pd.isna` takes, or a list)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,55 +28,26 @@ def compare(cells: Cells) -> pd.DataFrame:
         values on) and `_n`; `throughput_ratio` with its ends and n, as in `throughput_ratios`;
         `run_ids` and `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
     """
-    done = cells.runs["status"].eq("completed")
+    is_completed = cells.runs["status"].eq("completed")
     runs = cells.runs.assign(
-        reason=cells.runs["reason"].where(~done),
-        timing_note=cells.runs["timing_note"].where(done),
+        reason=cells.runs["reason"].where(~is_completed),
+        timing_note=cells.runs["timing_note"].where(is_completed),
         not_invariant=column_of(cells.runs, "not_invariant"),
     )
     counts = pd.crosstab(runs["cell"], runs["status"])
-    head = pd.DataFrame(
-        {
-            "status": _statuses(counts),
-            "n": counts.sum(axis=1),
-            "n_completed": done.groupby(runs["cell"]).sum(),
-            "reason": _distinct(runs, "reason", " | "),
-            "timing_note": _distinct(runs, "timing_note", " | "),
-            "not_invariant": _distinct(runs, "not_invariant", " | "),
-        }
-    )
+    numbers = {"n": counts.sum(axis=1), "n_completed": is_completed.groupby(runs["cell"]).sum()}
+    texts = ("reason", "timing_note", "not_invariant")
     dependent = cells.dependent_settings()
-    tail = pd.DataFrame({name + "s": _distinct(runs, name) for name in ("run_id", "sweep_dir")})
     parts = [
         cells.table[list(GEOMETRY)],
-        head[["status"]],
+        _statuses(counts),
         cells.table[[name for name in cells.settings if name not in dependent]],
-        head.drop(columns="status"),
+        pd.DataFrame(numbers | {name: _distinct(runs, name, " | ") for name in texts}),
         _spreads(cells),
         throughput_ratios(cells).drop(columns="throughput_ratio_reference"),
-        tail,
+        pd.DataFrame({f"{name}s": _distinct(runs, name, ";") for name in ("run_id", "sweep_dir")}),
     ]
     return pd.concat(parts, axis=1).reindex(cells.table.index).copy()
-
-
-def recorded_columns(comparison: pd.DataFrame) -> pd.DataFrame:
-    """Drop the figures that no cell has, and samples where tokens are counted."""
-    left_out = [name for name in COMPARED if comparison[f"{name}_n"].eq(0).all()]
-    if comparison["samples_per_s_n"].le(comparison["tokens_per_s_n"]).all():
-        left_out.append("samples_per_s")
-    return comparison.drop(columns=_columns_of(left_out))
-
-
-def chosen_columns(comparison: pd.DataFrame, figures: Collection[str]) -> pd.DataFrame:
-    """Drop the figures that a user left out."""
-    ratios = [name for name in comparison if str(name).startswith("throughput_ratio")]
-    ratios = [] if "throughput_ratio" in figures else ratios
-    left_out = [name for name in COMPARED if name not in figures]
-    return comparison.drop(columns=[*_columns_of(left_out), *ratios])
-
-
-def _columns_of(figures: Sequence[str]) -> list[str]:
-    return [f"{name}_{part}" for name in figures for part in ("mean", "ci95", "n")]
 
 
 def throughput_ratios(cells: Cells) -> pd.DataFrame:
@@ -150,10 +120,10 @@ def _statuses(counts: pd.DataFrame) -> pd.Series[str]:
         present = {name: n for name, n in row.items() if n}
         listed = present if len(present) == 1 else [f"{name} {n}" for name, n in present.items()]
         texts.append(", ".join(map(str, listed)))
-    return pd.Series(texts, index=counts.index, dtype=object)
+    return pd.Series(texts, index=counts.index, dtype=object, name="status")
 
 
-def _distinct(runs: pd.DataFrame, name: str, separator: str = ";") -> pd.Series[str]:
+def _distinct(runs: pd.DataFrame, name: str, separator: str) -> pd.Series[str]:
     """Join the distinct texts of each cell; None where there is none."""
     texts_by_cell: dict[int, set[str]] = {cell: set() for cell in runs["cell"].unique()}
     for cell, text in zip(runs["cell"], runs[name].to_numpy(dtype=object), strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from batchscape.analysis.numbers import significant
+
+Numbers = TypeVar("Numbers", float, "NDArray[np.float64]", "pd.Series[float]")
 
 LEVEL = 0.95
 """Coverage that every interval aims at, unless it says otherwise."""
@@ -137,26 +139,11 @@ def too_few(n: int, units: str, fewest: int = FEWEST) -> str:
     return f"too few {units} (n = {n}; {fewest} needed)"
 
 
-@overload
-def t_reach(error: float, degrees: float, level: float = LEVEL) -> float: ...
-
-
-@overload
-def t_reach(
-    error: NDArray[np.float64], degrees: NDArray[np.float64], level: float = LEVEL
-) -> NDArray[np.float64]: ...
-
-
-@overload
-def t_reach(
-    error: pd.Series[float], degrees: pd.Series[float], level: float = LEVEL
-) -> pd.Series[float]: ...
-
-
-def t_reach(error, degrees, level=LEVEL):  # type: ignore[no-untyped-def]
+def t_reach(error: Numbers, degrees: Numbers, level: float = LEVEL) -> Numbers:
     """Return how far Student's t-interval reaches to each side of a value, given its error."""
-    reach = stdtrit(degrees, (1 + level) / 2) * error
-    return float(reach) if np.ndim(reach) == 0 else reach
+    reach: Any = stdtrit(degrees, (1 + level) / 2) * error
+    half: Numbers = reach if np.ndim(reach) else reach.item()
+    return half
 
 
 def half_width(values: NDArray[np.float64], level: float = LEVEL) -> float:

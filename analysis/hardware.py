@@ -57,9 +57,7 @@ def is_timed_alone(runs: pd.DataFrame) -> pd.Series[bool]:
 
 
 def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:
-    if name in runs.columns:
-        return runs[name].astype(object)
-    return pd.Series(None, index=runs.index, dtype=object)
+    return column_of(runs, name).astype(object)
 
 
 def _values_of_runs(

@@ -90,6 +90,11 @@ def test_the_shell_says_what_it_took_and_writes_everything(tmp_path, capsys):
     assert "UNTUNED" in output
     table = pd.read_csv(tmp_path / "out" / "tables" / "critical_batch.csv")
     assert table["overhead_batch_size"].tolist() == pytest.approx([745.3], abs=0.05)
+    page = (tmp_path / "out" / "analysis.md").read_text()
+    methods = (tmp_path / "out" / "paper" / "methods.tex").read_text()
+    (critical,) = re.findall(r"Interval of [^.]*critical batch size[^.]*\.", page)
+    assert "steps\\_used is taken for" in page.partition("## Methods")[2]
+    assert critical in methods.replace("{-}", "-")
 
 
 def test_curves_give_the_critical_batch_that_made_them(tmp_path):

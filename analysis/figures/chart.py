@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ import pandas as pd
 
 from batchscape.outgoing import outgoing
 
+SCALE = "scale"
+"""Column of the choice of a scale."""
 _ENDS = ("", "_low", "_high", "_start", "_text")
 
 
@@ -112,9 +114,31 @@ class Chart:
     """Files of the same numbers."""
 
     @cached_property
+    def axes(self) -> dict[str, Axis]:
+        """The axes by the channel that shows each."""
+        axes = {"x": self.x, "y": self.y}
+        return axes | ({"z": self.z} if self.z else {})
+
+    @cached_property
+    def all_choices(self) -> dict[str, Choice]:
+        """All choices of a reader of the page: of rows, of the columns of axes, of a scale."""
+        choices = list(self.choices)
+        for name, axis in self.axes.items():
+            if len(axis.columns) > 1:
+                choices.append(Choice(name, axis.label, axis.columns))
+        if "either" in {axis.kind for axis in self.axes.values()}:
+            choices.append(Choice(SCALE, "Scale", {"linear": "linear", "log": "logarithmic"}))
+        return {
+            one.column: replace(
+                one, options={outgoing(k): outgoing(v) for k, v in one.options.items()}
+            )
+            for one in choices
+        }
+
+    @cached_property
     def columns(self) -> list[dict[str, list[Any]]]:
         """For each of the marks the columns that it is drawn from, as JSON can hold them."""
-        axes = [axis for axis in (self.x, self.y, self.z) if axis is not None]
+        axes = self.axes.values()
         of_axes = [f"{name}{end}" for axis in axes for name in axis.columns for end in _ENDS]
         of_choices = [choice.column for choice in self.choices]
         return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -40,13 +40,8 @@ _RUNS = {"runs": Look("#222222", "#f0f0f0", hollow=True)}
 def comparison_charts(cells: Cells, comparison: pd.DataFrame) -> Iterator[Chart]:
     """Draw the charts of `compare(cells)` that have data."""
     cost_cells = cells.by_cost()
-    charts = (
-        _heat_map(comparison, cells),
-        _cost(comparison, cells),
-        _memory(cost_cells),
-        _step_time(cost_cells),
-    )
-    yield from (chart for chart in charts if chart is not None)
+    charts = _heat_map(comparison, cells), _cost(comparison, cells)
+    yield from filter(None, (*charts, _memory(cost_cells), _step_time(cost_cells)))
 
 
 def _figures(table: pd.DataFrame, *names: str) -> dict[str, tuple[str, float]]:
@@ -194,11 +189,8 @@ def _memory(cells: Cells) -> Chart | None:
     if rows.empty:
         return None
     scale = memory_scale(rows[[*phases]].to_numpy().ravel())
-    parts = [
-        rows[["row", "run"]].assign(value=rows[phase] * scale.factor, series=name)
-        for phase, name in phases.items()
-    ]
-    runs = pd.concat(parts).dropna(subset="value")
+    runs = rows.rename(columns=phases).melt(["row", "run"], [*phases.values()], "series")
+    runs = runs.assign(value=runs["value"] * scale.factor).dropna(subset="value")
     by_bar = runs.groupby(["row", "series"], sort=False)
     means = by_bar.agg(value=("value", "mean"), run=("run", list)).reset_index()
     return _bars(
@@ -206,11 +198,8 @@ def _memory(cells: Cells) -> Chart | None:
         "Memory by phase",
         "Allocated memory by phase of a run, maximum over ranks: bars are means, points are runs.",
         figure=f"allocated memory ({scale.unit})",
-        marks=[
-            Marks("bar", means, dodge=True),
-            Marks("point", runs, "runs", dodge=True, size=5),
-        ],
-        looks={**_phases(phases.values()), **_RUNS},
+        marks=[Marks("bar", means, dodge=True), Marks("point", runs, "runs", dodge=True, size=5)],
+        phases=phases,
     )
 
 
@@ -220,26 +209,30 @@ def _step_time(cells: Cells) -> Chart | None:
     if rows.empty:
         return None
     scale = time_scale(rows["step_time_s"])
-    parts = rows.groupby("row", sort=False)[[*_TIME_PHASES]].mean() * scale.factor
-    runs = rows.groupby("row", sort=False)["run"].agg(list)
-    ends = parts.fillna(0).cumsum(axis=1)
-    bars = [
-        pd.DataFrame({"value": ends[phase], "value_start": ends[phase] - parts[phase]})
-        .assign(series=name, run=runs)
-        .reset_index()
-        for phase, name in _TIME_PHASES.items()
-    ]
+    by_bar = rows.groupby("row", sort=False)
+    parts = by_bar[[*_TIME_PHASES]].mean().rename(columns=_TIME_PHASES) * scale.factor
+    bars = parts.fillna(0).cumsum(axis=1).melt(var_name="series", ignore_index=False)
+    bars["value_start"] = bars["value"] - parts.melt()["value"].to_numpy()
+    bars = bars.join(by_bar["run"].agg(list)).reset_index().dropna()
+    # A point a run, and the reason in a row without points.
+    points = rows[["row", "run"]].assign(value=rows["step_time_s"] * scale.factor)
+    marks = [Marks("bar", bars), Marks("point", points.dropna(), "runs", size=5)]
+    cell_of = rows.groupby("row")["cell"].first()
+    empty_rows = cell_of[rows.groupby("row")["step_time_s"].count().eq(0)].sort_values()
+    if len(empty_rows):
+        completed = cells.runs[cells.runs["status"].eq("completed")]
+        notes = completed.dropna(subset="timing_note").groupby("cell")["timing_note"].first()
+        why = empty_rows.map(notes).fillna("not measured").astype(str)
+        reasons = pd.DataFrame({"value": 0.0, "why": why}).reset_index()
+        marks.append(Marks("text", reasons, text="why"))
     return _bars(
         "step_time",
         "Step time by phase",
         "Median time of an optimizer step by phase: bars are means over runs, points are whole "
         "step times of runs. Medians of parts need not add up to the median of the whole.",
         figure=f"median optimizer step ({scale.unit})",
-        marks=[
-            Marks("bar", pd.concat(bars).dropna()),
-            *_points(cells, rows, rows["step_time_s"] * scale.factor),
-        ],
-        looks={**_phases(_TIME_PHASES.values()), **_RUNS},
+        marks=marks,
+        phases=_TIME_PHASES,
     )
 
 
@@ -257,24 +250,6 @@ def _bar_rows(cells: Cells, names: Sequence[str]) -> pd.DataFrame:
     return rows.dropna(subset="row").sort_values("cell", kind="stable")
 
 
-def _points(cells: Cells, rows: pd.DataFrame, values: pd.Series[float]) -> list[Marks]:
-    """Draw a point a run, and the reason in a row without points."""
-    rows = rows[["cell", "row", "run"]].assign(value=values)
-    is_empty = rows.groupby(["cell", "row"])["value"].count().eq(0)
-    runs = cells.runs[cells.runs["status"].eq("completed")]
-    notes = runs.dropna(subset="timing_note").groupby("cell")["timing_note"].first()
-    empty_rows = is_empty.index[is_empty].to_frame(index=False)
-    why = empty_rows["cell"].map(notes).fillna("not measured").astype(str)
-    reasons = pd.DataFrame({"row": empty_rows["row"], "value": 0.0, "why": why})
-    points = rows.dropna(subset="value").drop(columns="cell")
-    texts = [Marks("text", reasons, text="why")] if len(reasons) else []
-    return [Marks("point", points, "runs", size=5), *texts]
-
-
-def _phases(names: Iterable[str]) -> dict[str, Look]:
-    return {name: replace(look, symbol="square") for name, look in shades([*names]).items()}
-
-
 def _bars(
     name: str,
     title: str,
@@ -282,8 +257,10 @@ def _bars(
     *,
     figure: str,
     marks: Sequence[Marks],
-    looks: Mapping[str, Look],
+    phases: Mapping[str, str],
 ) -> Chart:
     """Make a chart of one labelled row a cell, the first on top."""
     axes = Axis({"value": figure}, from_zero=True), Axis({"row": ""}, kind="names")
+    tones = shades([*phases.values()])
+    looks = {name: replace(look, symbol="square") for name, look in tones.items()} | _RUNS
     return Chart(name, title, caption, *axes, marks, looks, tables=["tables/comparison.csv"])

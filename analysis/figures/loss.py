@@ -19,7 +19,6 @@ from batchscape.analysis.targets.curves import PROGRESS, only_what_counts
 from batchscape.analysis.targets.ends import TO_TARGET
 from batchscape.record.tables import Tables
 
-_TO_TARGET = {progress: name for name, progress in TO_TARGET.items()}
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
 _ALL_POINTS = 24_000
 _MOST, _LEAST = 1000, 24
@@ -78,9 +77,7 @@ def with_means(rows: pd.DataFrame, runs: pd.DataFrame, value: str) -> pd.DataFra
     Adds `behind` (positions of the averaged runs; `run` is the first), and the range of their
     losses as `<value>_low` and `<value>_high`, NaN for a lone run.
     """
-    position = rows["run"].to_numpy()
-    completed = rows.assign(cell=runs["cell"].to_numpy()[position])
-    completed = completed[runs["status"].eq("completed").to_numpy()[position]]
+    completed = rows.join(runs.loc[runs["status"].eq("completed"), "cell"], on="run", how="inner")
     completed = completed.drop_duplicates(["run", "optimizer_step"], keep="last")
     completed = completed[completed.groupby("cell")["run"].transform("nunique").gt(1)]
     runs_by_cell = completed.groupby("cell")["run"]
@@ -187,25 +184,18 @@ def _curves(
             curves[value] = with_means(only_what_counts(rows, runs), runs, value)
     n_curves = sum(rows["run"].nunique() for rows in curves.values())
     points = min(max(_ALL_POINTS // max(n_curves, 1), _LEAST), _MOST)
-    order = runs.sort_values(["global_batch_size", "cell"], kind="stable").index
-    place = pd.Series(range(len(order)), index=order)
+    of_runs = runs[["cell", "global_batch_size", "run_id", "status"]]
     for value, rows in curves.items():
-        points_left = thinned(rows, value, points)
-        points_left = points_left[np.isfinite(points_left[value])]
-        run_rows = runs.loc[points_left["run"]].reset_index(drop=True)
-        counts = points_left["behind"].str.len()
-        curves[value] = points_left.assign(
-            curve=points_left["run"],
-            run=points_left["behind"],
-            cell=run_rows["cell"].to_numpy(),
-            series=labels.loc[run_rows["cell"]].to_numpy(),
-            text=[
-                run_id if n == 1 else f"mean of {n} runs"
-                for run_id, n in zip(run_rows["run_id"], counts, strict=True)
-            ],
-            status=run_rows["status"].to_numpy(),
-            place=place.loc[points_left["run"]].to_numpy(),
-        ).sort_values(["place", "optimizer_step"], kind="stable")
+        drawn = thinned(rows, value, points)
+        drawn = drawn[np.isfinite(drawn[value])].join(of_runs, on="run")
+        counts = drawn["behind"].str.len()
+        means = "mean of " + counts.astype(str) + " runs"
+        curves[value] = drawn.assign(
+            curve=drawn["run"],
+            run=drawn["behind"],
+            series=drawn["cell"].map(labels),
+            text=drawn["run_id"].where(counts.eq(1), means),
+        ).sort_values(["global_batch_size", "cell", "curve", "optimizer_step"], kind="stable")
     return curves, len(drawn_runs)
 
 
@@ -245,7 +235,7 @@ def _target_marks(
     reaches: pd.DataFrame, settings: Mapping[int, list[str]], axes: Mapping[str, str]
 ) -> list[Marks]:
     """Mark each target with a line, and the places where runs met it."""
-    names = {_TO_TARGET[name]: name for name in axes}
+    names = {name: progress for name, progress in TO_TARGET.items() if progress in axes}
     met = reaches[reaches["outcome"].eq("reached")]
     marked = met[[*names, "sweep_dir", "run_id", "cell"]].rename(columns=names)
     marked = marked.assign(

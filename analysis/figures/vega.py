@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from importlib import resources
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.figures.chart import Axis, Chart, Choice, Marks
+from batchscape.analysis.figures.chart import SCALE, Chart, Marks
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
 from batchscape.outgoing import outgoing, outgoing_json
 
@@ -24,9 +25,13 @@ MAX_PANELS = 6
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _POINTS = 72.0
 """Points of an inch."""
-_SCALE = "scale"
-_SCALES = {"linear": "linear", "log": "logarithmic"}
-_INK = {"light": "#222222", "dark": "#ececf0"}
+_VEGA = json.loads(
+    resources.files("batchscape.analysis.figures").joinpath("vega.json").read_text("utf-8")
+)
+"""`paper`: the configuration for a paper, with the font that vl-convert brings, as machines without
+fonts draw text, too. `kinds`: of each kind of marks the columns that it needs, the channels that
+tell its series apart, and its mark, without what Vega would compute again for each of thousands of
+points that move."""
 _SHADES = {"light": ["#e8f1fa", "#6baed6"], "dark": ["#24364a", "#3a7cb0"]}
 _MOST_TICKS = 8
 _LETTERS = 34
@@ -43,21 +48,6 @@ _HEIGHT = 150.0
 """Of a panel, in points."""
 
 
-def choices_of(chart: Chart) -> list[Choice]:
-    """Return all choices of a reader of the page: of rows, of the columns of axes, of a scale."""
-    axes = {"x": chart.x, "y": chart.y} | ({"z": chart.z} if chart.z else {})
-    choices = list(chart.choices)
-    for name, axis in axes.items():
-        if len(axis.columns) > 1:
-            choices.append(Choice(name, axis.label, axis.columns))
-    if "either" in {chart.x.kind, chart.y.kind}:
-        choices.append(Choice(_SCALE, "Scale", _SCALES))
-    return [
-        replace(choice, options={outgoing(k): outgoing(v) for k, v in choice.options.items()})
-        for choice in choices
-    ]
-
-
 def page_chart(
     chart: Chart, runs_of: Callable[[pd.DataFrame], Sequence[Sequence[int]]]
 ) -> dict[str, Any]:
@@ -66,26 +56,25 @@ def page_chart(
     `of_axes` names the choices that change the specification. `specs` are by their options, joined
     by a bar; the page selects the rows of the other choices.
     """
-    choices = {choice.column: list(choice.options) for choice in choices_of(chart)}
-    of_axes = [name for name in choices if name in {"x", "y", "z", _SCALE}]
-    combined = itertools.product(*(choices[name] for name in of_axes))
+    choices = {name: list(choice.options) for name, choice in chart.all_choices.items()}
+    of_rows = [choice.column for choice in chart.choices]
+    of_axes = [name for name in choices if name not in of_rows]
+    specs = {
+        "|".join(options): outgoing_json(
+            _Panel(chart, dict(zip(of_axes, options, strict=True))).spec()
+        )
+        for options in itertools.product(*(choices[name] for name in of_axes))
+    }
+    tables = {}
+    for n, (marks, columns) in enumerate(zip(chart.marks, chart.columns, strict=True)):
+        packed = {name: _packed(values) for name, values in columns.items()}
+        tables[f"t{n}"] = {**packed, "runs": _packed([list(runs) for runs in runs_of(marks.table)])}
     return {
         "choices": choices,
         "of_axes": of_axes,
-        "rows": [choice.column for choice in chart.choices],
-        "specs": {
-            "|".join(options_of_axes): outgoing_json(
-                _Panel(chart, dict(zip(of_axes, options_of_axes, strict=True))).spec()
-            )
-            for options_of_axes in combined
-        },
-        "tables": {
-            f"t{n}": {
-                **{name: _packed(values) for name, values in columns.items()},
-                "runs": _packed([list(runs) for runs in runs_of(marks.table)]),
-            }
-            for n, (marks, columns) in enumerate(zip(chart.marks, chart.columns, strict=True))
-        },
+        "rows": of_rows,
+        "specs": specs,
+        "tables": tables,
         "names": [outgoing(name) for name in chart.looks],
         "height": _height(chart),
     }
@@ -93,34 +82,28 @@ def page_chart(
 
 def paper_chart(chart: Chart) -> dict[str, Any]:
     """Write a chart with its rows for a paper; `usermeta` has its width in points."""
-    choices = {choice.column: choice for choice in choices_of(chart)}
+    choices = chart.all_choices
     first = {name: next(iter(choice.options)) for name, choice in choices.items()}
-    options = list(choices[chart.panels].options) if chart.panels in choices else [""]
-    options = [option for option in options if option not in chart.page_only]
-    tables = [pd.DataFrame(columns) for columns in chart.columns]
-    datasets: dict[str, Any] = {}
+    titles = choices[chart.panels].options if chart.panels in choices else {"": ""}
+    options = [option for option in titles if option not in chart.page_only]
     panels: list[dict[str, Any]] = []
     series: set[str] = set()
     for option in options[:MAX_PANELS]:
-        chosen = first | ({chart.panels: option} if option else {})
-        panel, panel_data, panel_series = _paper_panel(chart, tables, chosen, f"p{len(panels)}")
-        datasets |= panel_data
+        chosen = first | ({chart.panels: option} if chart.panels in choices else {})
+        panel, panel_series = _paper_panel(chart, chosen)
         series |= panel_series
         if len(options) > 1 and chart.panels not in {"x", "y"}:
-            title = fill(choices[chart.panels].options[option], 36).split("\n")
+            title = fill(titles[option], 36).split("\n")
             panel["title"] = {"text": title, "fontSize": 8, "fontWeight": "normal"}
         panels.append(panel)
     panels = [
-        panel
-        for panel in panels
-        if any(datasets.get(layer["data"]["name"]) for layer in panel["layer"])
+        panel for panel in panels if any(layer["data"].get("values") for layer in panel["layer"])
     ] or panels[:1]
     columns = 1 if len(panels) < 2 else 2 if len(panels) in {2, 4} else 3
     width = (COLUMN_IN if columns == 1 else PAGE_IN) * _POINTS
     legend = [name for name in map(outgoing, chart.looks) if name in series]
-    datasets["legend"] = [{"series": name} for name in legend]
     for panel in panels:
-        _widen_single_values(panel["layer"], datasets)
+        _widen_single_values(panel["layer"])
         panel["width"] = (width - 18 * (columns - 1)) / columns - 36
         panel["height"] = _height(chart) or _HEIGHT
         for layer in panel["layer"]:
@@ -129,50 +112,50 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
                 if channel["legend"]:
                     # A legend without an entry would be infinitely high.
                     channel["legend"] = {**channel["legend"], "values": legend} if legend else None
-    letters = max(map(len, series), default=0)
     names = _names(chart, next(iter(chart.y.columns))) if chart.y.kind == "names" else []
     label_width = max((4 * min(len(str(name)), _LETTERS) for name in names), default=0)
+    config = deepcopy(_VEGA["paper"])
+    letters = max(map(len, series), default=0)
+    config["legend"]["columns"] = max(1, int((width - label_width) / (3.8 * letters + 22)))
     resolve = {"resolve": {"scale": {"color": "independent"}}} if chart.z else {}
     panes = {"concat": panels, "columns": columns, **resolve} if len(panels) > 1 else panels[0]
     return {
         "$schema": _SCHEMA,
         "usermeta": {"width": width},
-        "config": _paper_style(width - label_width, letters),
-        "datasets": datasets,
+        "config": config,
+        "datasets": {"legend": [{"series": name} for name in legend]},
         **panes,
     }
 
 
-def _paper_panel(
-    chart: Chart, tables: Sequence[pd.DataFrame], chosen: Mapping[str, str], prefix: str
-) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
-    """Return a panel that does not move, the data of its layers, and the series in them."""
+def _paper_panel(chart: Chart, chosen: Mapping[str, str]) -> tuple[dict[str, Any], set[str]]:
+    """Return a panel that does not move, with the rows of its layers, and the series in them."""
     panel = outgoing_json(_light(_Panel(chart, chosen).spec()))
-    datasets, series = {}, set[str]()
+    series: set[str] = set()
     for layer in panel["layer"]:
         if (name := layer["data"]["name"]) == "legend":
             continue
-        marks, table = chart.marks[int(name[1:])], tables[int(name[1:])]
-        rows = table
-        for choice in chart.choices:
-            if choice.column in rows:
-                option = chosen[choice.column]
-                options = rows[choice.column]
-                rows = rows[[option == o or (isinstance(o, list) and option in o) for o in options]]
+        marks, columns = chart.marks[int(name[1:])], chart.columns[int(name[1:])]
+        values = zip(*columns.values(), strict=True)
+        rows = [dict(zip(columns, row, strict=True)) for row in values]
+        for column in [one.column for one in chart.choices if one.column in columns]:
+            # A row has one option, or a list of them.
+            rows = [row for row in rows if chosen[column] in np.ravel(row[column]).tolist()]
         if layer["mark"]["type"] in {"line", "area"}:
-            rows = rows.dropna(subset=[layer["encoding"][axis]["field"] for axis in ("x", "y")])
-        series |= set([outgoing(marks.name)] * len(rows) if marks.name else rows.get("series", []))
-        layer["data"] = {"name": prefix + name}
+            fields = [layer["encoding"][axis]["field"] for axis in ("x", "y")]
+            rows = [row for row in rows if None not in (row[field] for field in fields)]
+        if marks.name or "series" in columns:
+            series |= {outgoing(marks.name) or row["series"] for row in rows}
+        layer["data"] = {"values": rows}
         layer.pop("params", None)
         layer["encoding"].pop("tooltip", None)
-        datasets[prefix + name] = json.loads(rows.to_json(orient="records", double_precision=15))
-    return panel, datasets, series
+    return panel, series
 
 
-def _widen_single_values(layers: Sequence[Mapping[str, Any]], datasets: Mapping[str, Any]) -> None:
+def _widen_single_values(layers: Sequence[Mapping[str, Any]]) -> None:
     """Set, in place, the domain of an axis with a single value: else all ticks stand at it."""
     for name in ("x", "y"):
-        values: set[float] = set()
+        values: set[Any] = set()
         scales = []
         for layer in layers:
             channels = [layer["encoding"].get(channel, {}) for channel in (name, f"{name}2")]
@@ -180,8 +163,8 @@ def _widen_single_values(layers: Sequence[Mapping[str, Any]], datasets: Mapping[
                 continue
             scales.append(channels[0]["scale"])
             fields = [channel["field"] for channel in channels if "field" in channel]
-            rows = datasets[layer["data"]["name"]]
-            values |= {row[field] for field in fields for row in rows if row[field] is not None}
+            values |= {row[field] for row in layer["data"]["values"] for field in fields}
+        values.discard(None)
         if len(values) != 1:
             continue
         (value,) = values
@@ -193,62 +176,21 @@ def _widen_single_values(layers: Sequence[Mapping[str, Any]], datasets: Mapping[
 
 def is_narrow(chart: Chart) -> bool:
     """Tell whether the paper shows the chart in one panel, a column wide."""
-    options = {choice.column: choice.options for choice in choices_of(chart)}
-    return len(options.get(chart.panels, [""])) < 2
+    choice = chart.all_choices.get(chart.panels)
+    return choice is None or len(choice.options) < 2
 
 
 def paper_caption(chart: Chart) -> str:
     """Add to the caption which options the paper shows, and how many panels it leaves out."""
     options, limit = [], ""
-    for choice in choices_of(chart):
-        if choice.column == chart.panels:
+    for column, choice in chart.all_choices.items():
+        if column == chart.panels:
             if (count := len(choice.options)) > MAX_PANELS:
                 limit = f" {MAX_PANELS} of {count} panels are drawn."
-        elif choice.column != _SCALE and (first := next(iter(choice.options.values()))) != "none":
+        elif column != SCALE and (first := next(iter(choice.options.values()))) != "none":
             options.append(f"{choice.label}: {first}")
     options_text = f" {'; '.join(options)}." if options else ""
     return f"{chart.caption}{options_text}{limit}"
-
-
-def _paper_style(width: float, letters: int) -> dict[str, Any]:
-    line, grid = "#333333", "#e6e6e6"
-    return {
-        "font": "Liberation Sans",  # vl-convert brings it: machines without fonts draw text, too
-        "background": "white",
-        "padding": 2,
-        "view": {"stroke": None},
-        "axis": {
-            "labelFontSize": 7,
-            "titleFontSize": 8,
-            "titleFontWeight": "normal",
-            "domainColor": line,
-            "tickColor": line,
-            "gridColor": grid,
-            "gridWidth": 0.5,
-            "domainWidth": 0.8,
-            "tickWidth": 0.8,
-            "tickSize": 3,
-            "labelColor": "black",
-            "titleColor": "black",
-            "titlePadding": 4,
-        },
-        "legend": {
-            "orient": "bottom",
-            "direction": "horizontal",
-            "title": None,
-            "labelLimit": 500,
-            "labelFontSize": 7,
-            "symbolSize": 45,
-            "symbolStrokeWidth": 1.4,
-            "offset": 6,
-            "columns": max(1, int(width / (3.8 * letters + 22))),
-            "rowPadding": 1,
-            "columnPadding": 8,
-        },
-        "concat": {"spacing": 18},
-        "text": {"fontSize": 6},
-        "aria": False,
-    }
 
 
 def _light(spec: Any) -> Any:  # noqa: ANN401  (of JSON)
@@ -288,7 +230,7 @@ def _wrapped(name: object) -> str:
 
 
 def _place(chart: Chart, channel: str, column: str, scale: str) -> dict[str, Any]:
-    axis: Axis = getattr(chart, channel)
+    axis = chart.axes[channel]
     title = {"field": column, "title": axis.columns[column]}
     if axis.kind == "names":
         names = _names(chart, column)
@@ -320,21 +262,19 @@ def _place(chart: Chart, channel: str, column: str, scale: str) -> dict[str, Any
 def _by_series(chart: Chart, marks: Marks, channel: str) -> dict[str, Any]:
     """Take the look of each series from a scale that all marks share."""
     looks = list(chart.looks.values())
-    light = [look.colour for look in looks]
-    dark = [look.dark or look.colour for look in looks]
-    if channel == "fill":
-        light, dark = (
-            [
-                "transparent" if look.hollow else tone
-                for look, tone in zip(looks, tones, strict=True)
-            ]
-            for tones in (light, dark)
-        )
-    ranges: dict[str, Any] = {
+    shapes: dict[str, Any] = {
         "shape": [look.symbol for look in looks],
         "strokeDash": [list(look.dash) or [1, 0] for look in looks],
     }
-    values = ranges.get(channel, {"light": light, "dark": dark})
+    values = shapes.get(channel) or {
+        theme: [
+            (channel == "fill" and look.hollow and "transparent")
+            or (theme == "dark" and look.dark)
+            or look.colour
+            for look in looks
+        ]
+        for theme in ("light", "dark")
+    }
     source = {"datum": marks.name} if marks.name else {"field": "series"}
     scale: dict[str, Any] = {"domain": list(chart.looks), "range": values}
     if channel not in _OF_LEGEND:
@@ -344,28 +284,6 @@ def _by_series(chart: Chart, marks: Marks, channel: str) -> dict[str, Any]:
     return {**source, "type": "nominal", "scale": scale, "legend": legend}
 
 
-_MARKS: dict[str, dict[str, Any]] = {
-    "point": {"type": "point", "strokeWidth": 1.1, "opacity": 1, "color": _INK},
-    # Whatever Vega computes again for each point slows the moving of thousands of them.
-    "line": {"type": "line", "color": _INK, "invalid": None, "strokeWidth": 1.2},
-    "band": {"type": "area", "fillOpacity": 0.18},
-    "interval": {"type": "rule", "strokeWidth": 0.9, "color": _INK},
-    "bar": {"type": "bar", "height": {"band": 0.9}},
-    "field": {"type": "rect", "width": {"band": 0.94}, "height": {"band": 0.92}},
-    "text": {"type": "text", "baseline": "middle", "color": _INK},
-    "rule": {"type": "rule", "strokeWidth": 1, "color": _INK},
-    "span": {"type": "rect", "fillOpacity": 0.14},
-}
-_CHANNELS = {
-    "point": ("stroke", "fill", "shape"),
-    "line": ("stroke", "strokeDash"),
-    "band": ("color",),
-    "interval": ("stroke",),
-    "bar": ("color",),
-    "rule": ("stroke", "strokeDash"),
-    "span": ("color",),
-}
-"""Channels that tell the series of a kind of marks apart."""
 _ASIDE = {"align": "left", "dx": 4, "limit": 260}
 
 
@@ -374,22 +292,17 @@ class _Panel:
 
     def __init__(self, chart: Chart, chosen: Mapping[str, str]) -> None:
         self.chart = chart
-        axes = {"x": chart.x, "y": chart.y} | ({"z": chart.z} if chart.z else {})
         self.columns = {
-            name: chosen.get(name, next(iter(axis.columns))) for name, axis in axes.items()
+            name: chosen.get(name, next(iter(axis.columns))) for name, axis in chart.axes.items()
         }
-        scale = chosen.get(_SCALE, "linear")
+        scale = chosen.get(SCALE, "linear")
         has_dashes = any(look.dash for look in chart.looks.values())
         self.unused_channels = set() if has_dashes else {"strokeDash"}
         self.places = {n: _place(chart, n, self.columns[n], scale) for n in ("x", "y")}
 
     def spec(self) -> dict[str, Any]:
         """Write the panel, without marks whose table lacks a chosen column."""
-        layers = [
-            self._layer(n, marks)
-            for n, marks in enumerate(self.chart.marks)
-            if len(marks.table) and self._has_columns(marks)
-        ]
+        layers = [layer for n in range(len(self.chart.marks)) if (layer := self._layer(n))]
         for layer in layers:
             channels = [layer["encoding"].get(name, {}) for name in ("x", "y")]
             # A reader can move axes of numbers; a wheel alone scrolls the page.
@@ -405,33 +318,26 @@ class _Panel:
             layers.append({"data": {"name": "legend"}, "mark": mark, "encoding": legend})
         return {"layer": layers}
 
-    def _has(self, marks: Marks, channel: str, end: str = "") -> bool:
-        return channel in self.columns and f"{self.columns[channel]}{end}" in marks.table
-
-    def _has_columns(self, marks: Marks) -> bool:
-        x, y, z = (self._has(marks, name) for name in ("x", "y", "z"))
-        x_ends, y_ends = (self._has(marks, name, "_low") for name in ("x", "y"))
-        on_fields = x and y and (z or "z" not in self.columns)
-        return {
-            "rule": x or y,
-            "span": x_ends,
-            "band": x and y_ends,
-            "interval": x and y and (x_ends or y_ends),
-            "field": on_fields,
-            "text": on_fields,
-        }.get(marks.kind, x and y)
-
-    def _layer(self, n: int, marks: Marks) -> dict[str, Any]:
-        has_series = bool(marks.name or "series" in marks.table)
+    def _layer(self, n: int) -> dict[str, Any] | None:
+        marks, kind = self.chart.marks[n], _VEGA["kinds"][self.chart.marks[n].kind]
+        # Channels that the table has a column for, and the ends of its intervals and bars on them.
+        there = {
+            f"{name}{end}"
+            for name, column in self.columns.items()
+            for end in ("", "_low", "_start")
+            if f"{column}{end}" in marks.table
+        } | ({"z"} - {*self.columns})
+        if marks.table.empty or not any({*needed} <= there for needed in kind["needs"]):
+            return None
         encoding: dict[str, Any] = {
-            **{name: self.places[name] for name in ("x", "y") if self._has(marks, name)},
-            **self._kind_encoding(marks),
-            **{
-                channel: _by_series(self.chart, marks, channel)
-                for channel in (_CHANNELS.get(marks.kind, ()) if has_series else ())
-                if channel not in self.unused_channels
-            },
+            name: place for name, place in self.places.items() if name in there
         }
+        encoding |= self._kind_encoding(marks, there)
+        if marks.name or "series" in marks.table:
+            by_series = [
+                channel for channel in kind["by_series"] if channel not in self.unused_channels
+            ]
+            encoding |= {channel: _by_series(self.chart, marks, channel) for channel in by_series}
         if marks.line:
             encoding["detail"] = {"field": marks.line}
         if marks.dodge and "series" in marks.table:
@@ -443,21 +349,21 @@ class _Panel:
             encoding["tooltip"] = {"field": marks.text or "series"}
         if marks.kind in {"point", "bar", "field"}:
             encoding["tooltip"] = self._tooltip(marks)
-        mark = {**_MARKS[marks.kind], "clip": bool(self.chart.y.ranges)}
+        mark = {**kind["mark"], "clip": bool(self.chart.y.ranges)}
         mark |= {"size": marks.size} if marks.kind == "point" else {}
         if marks.kind == "text" and not self.chart.z:
             mark |= {**_ASIDE, "dy": 0 if self.chart.y.kind == "names" else -6}
         return {"data": {"name": f"t{n}"}, "mark": mark, "encoding": encoding}
 
-    def _kind_encoding(self, marks: Marks) -> dict[str, Any]:
+    def _kind_encoding(self, marks: Marks, there: Collection[str]) -> dict[str, Any]:
         """Write the channels that one kind of marks alone has."""
         if marks.kind == "line":
             return {"order": {"value": None}}  # that of the table, not along x
         if marks.kind in {"band", "interval", "span"}:
-            return self._ends("y" if self._has(marks, "y", "_low") else "x")
+            return self._ends("y" if "y_low" in there else "x")
         if marks.kind == "bar":
             bar = {"x": {**self.places["x"], "stack": None}}
-            return self._ends("x", "_start", "") if self._has(marks, "x", "_start") else bar
+            return self._ends("x", "_start", "") if "x_start" in there else bar
         if marks.kind == "field":
             tone = {"field": self.columns["z"], "type": "quantitative", "legend": None}
             return {"color": {**tone, "scale": {"range": _SHADES}}}
@@ -478,7 +384,7 @@ class _Panel:
         if marks.text:
             fields.append({"field": marks.text, "title": "of"})
         for name, column in self.columns.items():
-            axis: Axis = getattr(self.chart, name)
+            axis = self.chart.axes[name]
             if column not in marks.table or name == marks.placed:
                 continue
             number = {"type": "quantitative", "format": ".6~g"}

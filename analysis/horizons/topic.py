@@ -72,7 +72,8 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
         for name, of in NAMES.items():
             for horizon, one in fit.optima[name].items():
                 optima.append(asdict(one) | {"group": group, "of": of, "horizon": horizon})
-                quoted[f"{name}_together"] = one
+                unit = "samples" if name == "global_batch_size" else ""
+                quoted[f"{name}_together"] = replace(one, unit=unit)
         for name, one in quoted.items():
             headlines[name + suffix] = replace(one, group=label)
             answer.append(f"{prefix}The {one.definition}: {one.text(2)}.")

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -20,16 +20,14 @@ from markupsafe import Markup
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label, status_counts
 from batchscape.analysis.commands import split_command
 from batchscape.analysis.decisions.candidates import is_to_target, own_learning_rate
-from batchscape.analysis.figures.chart import Chart
-from batchscape.analysis.figures.vega import choices_of, page_chart
+from batchscape.analysis.figures.vega import page_chart
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import TIMES, significant
-from batchscape.analysis.report.sections import FIRST_CHARTS, in_short, questions
-from batchscape.analysis.report.table import Column, Table, Texts
+from batchscape.analysis.report.sections import FIRST_CHARTS, in_short, title_and_questions
+from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
-from batchscape.analysis.report.topics import Material
 from batchscape.outgoing import outgoing, outgoing_json
-from batchscape.text import duration_text, list_text
+from batchscape.text import duration_text
 
 _FILES = resources.files("batchscape.analysis.page")
 _LIBRARY = "vendor/vega.min.js"
@@ -37,21 +35,8 @@ _MOST_CARDS = 3
 _ID_COLUMNS = ("run_ids", "run_id", "runs")
 
 
-@dataclass
-class PageSection:
-    """A section that opens."""
-
-    id: str
-    title: str
-    answer: Sequence[str] = ()
-    warnings: Sequence[str] = ()
-    settling_runs: Sequence[str] = ()
-    charts: Sequence[Chart] = ()
-    tables: Sequence[HtmlTable] = ()
-
-
 def html_page(
-    material: Material,
+    cells: Cells,
     *,
     comparison: Section,
     sections: Sequence[Section],
@@ -59,47 +44,24 @@ def html_page(
     methods: Mapping[str, Sequence[str]],
 ) -> str:
     """Write the page in HTML that needs no other file and no network."""
-    cells = material.cells
     index = RunIndex(cells)
     counts = status_counts(cells.runs["status"])
-    commands = column_of(cells.runs, "launch.command").dropna()
-    page_sections = [
-        PageSection(
-            "comparison",
-            "Comparison",
-            [f"{len(cells.runs)} runs in {len(cells.table)} cells: {counts}."],
-            charts=[chart for chart in comparison.pictures if chart.name != "loss"],
-            tables=[_html_table(table, index) for table in comparison.tables],
-        ),
-        PageSection(
-            "loss",
-            "Loss curves",
-            charts=[chart for chart in comparison.pictures if chart.name == "loss"],
-        ),
-        *(
-            PageSection(
-                f"topic-{number}",
-                section.title,
-                section.answer,
-                section.warnings,
-                section.settling_runs,
-                section.pictures,
-                [_html_table(table, index) for table in section.tables],
-            )
-            for number, section in enumerate(sections)
-        ),
-        PageSection("notes", "Left out, and to be kept in mind", notes),
-        PageSection(
-            "methods",
-            "Methods",
-            [
-                *(f"{title}. {' '.join(sentences)}" for title, sentences in methods.items()),
-                *(f"Launched by: {command}" for command in commands.unique()),
-            ],
-        ),
-    ]
-    charts = {chart.name: chart for section in page_sections for chart in section.charts}
-    names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
+    loss, others = (
+        [chart for chart in comparison.pictures if (chart.name == "loss") is is_loss]
+        for is_loss in (True, False)
+    )
+    summary = f"{len(cells.runs)} runs in {len(cells.table)} cells: {counts}."
+    paragraphs = [f"{title}. {' '.join(sentences)}" for title, sentences in methods.items()]
+    commands = column_of(cells.runs, "launch.command").dropna().unique()
+    parts = {
+        "comparison": replace(comparison, answer=[summary], pictures=others),
+        "loss": Section("Loss curves", pictures=loss),
+        **{f"topic-{number}": section for number, section in enumerate(sections)},
+        "notes": Section("Left out, and to be kept in mind", notes),
+        "methods": Section("Methods", [*paragraphs, *(f"Launched by: {c}" for c in commands)]),
+    }
+    charts = {chart.name: chart for part in parts.values() for chart in part.pictures}
+    title, questions = title_and_questions(cells)
     content = {
         "charts": {name: page_chart(chart, index.of_rows) for name, chart in charts.items()},
         "runs": outgoing_json(_run_table(cells)),
@@ -111,18 +73,15 @@ def html_page(
     script, library = _read("page.js"), _read(_LIBRARY)
     cards = list(recommended_cards(sections))
     return _template().render(
-        title=list_text(names, "and"),
-        questions=list(questions(names)),
-        answers=in_short(sections),
+        title=title,
+        questions=questions,
+        answers=in_short([comparison, *sections]),
         recommended=cards[:_MOST_CARDS],
         n_more=len(cards[_MOST_CARDS:]),
         counts=counts,
         first=next((charts[name] for name in FIRST_CHARTS if name in charts), None),
-        sections=[
-            section
-            for section in page_sections
-            if section.answer or section.charts or section.tables or section.warnings
-        ],
+        parts=parts,
+        runs_of=index.of_table,
         style=Markup(_read("page.css")),  # noqa: S704  (ours)
         data=Markup(data),  # noqa: S704  (escaped above)
         library=Markup(library),  # noqa: S704  (pinned by its hash)
@@ -181,20 +140,8 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["parts"] = split_command
-    environment.filters["choices"] = choices_of
+    environment.filters["split"] = split_command
     return environment.from_string(_read("page.html.jinja"))
-
-
-@dataclass(frozen=True)
-class HtmlTable:
-    """A table for the template."""
-
-    texts: Texts
-    runs: Sequence[Sequence[int]]
-    """Positions of the runs behind each row; empty where no row has runs."""
-    file: str
-    """CSV file of the table, or empty."""
 
 
 class RunIndex:
@@ -248,12 +195,6 @@ class RunIndex:
             if not texts or folder in folders
         }
         return sorted(positions)
-
-
-def _html_table(table: Table, index: RunIndex) -> HtmlTable:
-    """Prepare a table, with the positions of the runs behind each row that is shown."""
-    file = f"tables/{table.name}.csv" if table.name else ""
-    return HtmlTable(table.texts, index.of_table(table), file)
 
 
 _RUN_COLUMNS = (

@@ -104,18 +104,19 @@ class _Handler(BaseHTTPRequestHandler):
             return
         kind = Path(path).suffix or ".html"
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", _KINDS[kind])
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        # The page has a policy of its own.
-        is_page = path == _PAGE
-        self.send_header(
-            "Content-Security-Policy", "frame-ancestors 'self'" if is_page else _POLICY
-        )
+        headers = {
+            "Content-Type": _KINDS[kind],
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "X-Content-Type-Options": "nosniff",
+            # The page has a policy of its own.
+            "Content-Security-Policy": "frame-ancestors 'self'" if path == _PAGE else _POLICY,
+        }
         if kind == ".csv":
-            self.send_header("Content-Disposition", "attachment")
+            headers["Content-Disposition"] = "attachment"
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from rich.console import Console
-from rich.text import Text
 
 from batchscape.analysis.estimates import LEVEL, half_widths
 from batchscape.analysis.horizons.topic import horizons_section
@@ -20,17 +19,22 @@ from batchscape.analysis.learning_rate.choice import (
     tuning_warning,
 )
 from batchscape.analysis.learning_rate.topic import learning_rate_section
+from batchscape.analysis.report.methods import interval_methods
 from batchscape.analysis.report.sections import (
+    Content,
     begin_charts,
+    joined,
     make_folders,
-    section_files,
+    method_lines,
+    say,
+    section_contents,
     section_lines,
     show_section,
-    write_sections,
+    write_contents,
 )
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
-from batchscape.analysis.report.writers import escape_markdown, write_csv
+from batchscape.analysis.report.writers import escape_markdown
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.crossings import Crossing, steps_to_target
 from batchscape.analysis.targets.foreign import (
@@ -47,7 +51,6 @@ from batchscape.analysis.tradeoff.forms import Form
 from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
-from batchscape.outgoing import make_printable
 
 _HORIZON = "samples"
 """Groups by this column are horizons of one training."""
@@ -70,9 +73,9 @@ class Analysis:
     def render(self, console: Console) -> None:
         """Print answers, warnings and tables."""
         for note in self.notes:
-            console.print(Text(f"{self.source.name}: {note}"), highlight=False)
+            say(console, f"{self.source.name}: {note}")
         for section in self.sections:
-            show_section(console, section, tables=True)
+            show_section(console, section)
 
     def write(self, out: Path) -> list[Path]:
         """Write the page, tables, figures and the paper made of them.
@@ -89,20 +92,23 @@ class Analysis:
         """
         make_folders(out)
         name = "reaches" if "steps_to_target" in self.runs else "runs"
-        page, runs = out / "analysis.md", out / "tables" / f"{name}.csv"
+        methods = {"Data": [f"Read from {self.source.name}.", *self.notes]}
+        if intervals := [*interval_methods(self.sections)]:
+            methods["Intervals"] = intervals
         lines = [f"# {escape_markdown(self.source.name)}"]
         lines += [f"- {escape_markdown(note)}" for note in self.notes]
         lines += [line for section in self.sections for line in section_lines(section)]
-        text = "\n\n".join(line.strip("\n") for line in lines) + "\n"
-        page.write_text(make_printable(text), encoding="utf-8")
-        write_csv(runs, self.runs)
-        methods = {"Data": [f"Read from {self.source.name}.", *self.notes]}
+        contents: dict[str, Content] = {
+            "analysis.md": joined([*lines, *method_lines(methods)]),
+            **section_contents(self.sections, methods=methods),
+            f"tables/{name}.csv": self.runs,
+        }
         with Drawing() as drawing:
             for section in self.sections:
                 begin_charts(section, out, drawing)
-            write_sections(self.sections, out, methods=methods)
+            write_contents(out, contents)
             drawing.finish()
-        return [page, *section_files(self.sections, out), runs]
+        return [out / name for name in contents]
 
 
 def analyze(

@@ -105,18 +105,16 @@ def to_latex(table: Table, *, is_long: bool = True) -> str:
 
 def _layout(texts: Texts) -> tuple[str, list[float], Sequence[Sequence[str]]]:
     """Choose the font, the part of the line of each column, and whether numbers may break."""
-    for font, room in _ROOM.items():
-        # A number with its spread, and its n, stay on one line.
-        rows = [
-            [
-                re.sub("(?<=[±=]) | (?=[±=])", "\N{NO-BREAK SPACE}", cell)
-                if len(cell) < 40
-                else cell
-                for cell in row
-            ]
-            for row in texts.rows
+    # A number with its spread, and its n, stay on one line.
+    rows = [
+        [
+            re.sub("(?<=[±=]) | (?=[±=])", "\N{NO-BREAK SPACE}", cell) if len(cell) < 40 else cell
+            for cell in row
         ]
-        full_widths = _widths(texts.headers, rows, lambda text: [text])
+        for row in texts.rows
+    ]
+    full_widths = _widths(texts.headers, rows, lambda text: [text])
+    for font, room in _ROOM.items():
         if sum(full_widths) <= room:
             return font, [width / room for width in full_widths], rows
     least_widths = _widths(texts.headers, rows, _words)

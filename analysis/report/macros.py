@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import significant
@@ -38,8 +38,8 @@ def macro_name(name: str) -> str:
     return "bs" + "".join(part[:1].upper() + part[1:] for part in spelled.split("_"))
 
 
-def macros(headlines: Mapping[str, Estimate]) -> str:
-    r"""Define the commands of headline numbers, which docs/report.md lists."""
+def macros(headlines: Mapping[str, Estimate], warnings: Sequence[str] = ()) -> str:
+    r"""Define the commands of headline numbers, under `warnings`; docs/report.md lists them."""
     owners = {
         FOLDER: "the folder",
         TABLE: "a table",
@@ -48,6 +48,7 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
     lines = [
         r"% Headline numbers of a batchscape report. Read by \input in the preamble; braces behind",
         r"% a command keep the space that follows: \bsCriticalBatchSize{} samples.",
+        *(f"% To be kept in mind: {_in_a_comment(warning)}" for warning in warnings),
         "",
         "% Where tables and figures lie, for a document in another folder.",
         rf"\providecommand{{\{FOLDER}}}{{.}}",
@@ -57,10 +58,7 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
     ]
     for name, estimate in headlines.items():
         parts = [estimate.definition, f"n = {estimate.n}", estimate.method, estimate.note]
-        comment = " ".join("; ".join(part for part in parts if part).split())
-        # A line end would end the comment.
-        comment = "".join(letter if letter.isprintable() else " " for letter in comment)
-        lines += ["", f"% {name}: {comment}"]
+        lines += ["", f"% {name}: {_in_a_comment('; '.join(filter(None, parts)))}"]
         for ending, text in _texts(estimate).items():
             command = macro_name(name) + ending
             if command in owners:
@@ -77,16 +75,26 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _in_a_comment(text: str) -> str:
+    # A line end would end the comment.
+    return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))
+
+
 def headline_rows(headlines: Mapping[str, Estimate]) -> list[str]:
     """Set the identified headline numbers by their commands, as rows of three columns."""
     rows = []
     for name, estimate in headlines.items():
         if estimate.is_identified:
             command, group = macro_name(name), estimate.group
-            stem = name.rstrip("_0123456789") if group else name
-            words = _WORDS_OF.get(stem, stem.replace("_", " ")) + (f", {group}" if group else "")
+            words = words_of(name, estimate) + (f", {group}" if group else "")
             rows.append(rf"  {escape_latex(words)} & \{command}Text & \{command}N \\")
     return rows
+
+
+def words_of(name: str, estimate: Estimate) -> str:
+    """Name a headline number in words, without its group."""
+    stem = name.rstrip("_0123456789") if estimate.group else name
+    return _WORDS_OF.get(stem, stem.replace("_", " "))
 
 
 def _texts(estimate: Estimate) -> dict[str, str]:

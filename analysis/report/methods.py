@@ -11,6 +11,7 @@ from batchscape.analysis.cells import GEOMETRY_WORDS, Cells, plain_texts, status
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.hardware import is_timed_alone, was_started
 from batchscape.analysis.joins import column_of
+from batchscape.analysis.report.macros import words_of
 from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text, list_text
 
@@ -127,13 +128,17 @@ def _intervals(cells: Cells, launched: pd.DataFrame, sections: Sequence[Section]
             f"{count_text(n_lost, 'run')} diverged or {'was' if n_lost == 1 else 'were'} pruned: "
             "counted as reaching no target."
         )
+    yield from interval_methods(sections)
+
+
+def interval_methods(sections: Sequence[Section]) -> Iterator[str]:
+    """Say for each method of an interval which headlines it is of."""
     by_method: dict[str, dict[str, None]] = {}
     for section in sections:
         for name, estimate in section.headlines.items():
             # Those of claims are in the table of claims.
             if estimate.is_identified and not name.startswith(_CLAIMS):
-                stem = name.rstrip("_0123456789") if estimate.group else name
-                by_method.setdefault(estimate.method, {})[_words(stem)] = None
+                by_method.setdefault(estimate.method, {})[words_of(name, estimate)] = None
     for method, names in by_method.items():
         yield f"Interval of {list_text(list(names), 'and', _MOST_NAMED)}: {method}."
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
-from batchscape.analysis.cells import SEEDS, Cells, plain_texts
+from batchscape.analysis.cells import SEEDS, Cells, plain_texts, status_counts
 from batchscape.analysis.commands import timing_command, untimed_cells
 from batchscape.analysis.cost.capacity import LIMITED
 from batchscape.analysis.hardware import is_timed_alone
@@ -32,15 +32,32 @@ _HAPPENED = {
 """Sentences on completed runs, by the column that is true or above zero."""
 
 
+_WAITS = {
+    "core_wait_pct": (
+        "the training waited for a core during",
+        "core_wait_pct",
+        "their times are too long by about as much",
+    ),
+    "data_s": (
+        "the training waited for samples during",
+        "data_s of step_time_s",
+        "loader.workers fetches them ahead",
+    ),
+    "gap_pct": ("gaps between optimizer steps take", "gap_pct", "step times leave these out"),
+}
+"""By figure what takes time beside the work, where that is read from, and what follows."""
+
+
 def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
     """Say which runs the comparison lacks and what limits its numbers; `damaged` is by folder."""
+    runs = cells.runs
+    completed = runs[runs["status"].eq("completed")]
     return [
         *_excluded(damaged, cells.replaced),
-        *_statuses(cells.runs),
-        *_limits(cells.runs),
-        *_times(cells.runs),
-        *_samples(cells.runs),
-        *_mixtures(cells.runs),
+        *_statuses(runs),
+        *_times(runs, completed),
+        *_samples(completed),
+        *_mixtures(runs, completed),
     ]
 
 
@@ -55,12 +72,23 @@ def notes_on_horizons(shorter: int) -> list[str]:
     ]
 
 
+def _counted(sentences: Mapping[str, pd.Series[Any]]) -> Iterator[str]:
+    """Write each sentence once for each value of its column but False, with its number of runs."""
+    for sentence, values in sentences.items():
+        for value, count in values[values.ne(False)].value_counts().items():
+            yield sentence.format(runs=count_text(count, "run"), value=value)
+
+
+def _first(sentences: Sequence[str], what: str, rest: str) -> Iterator[str]:
+    """Yield the first sentences, and one that says of how many more `rest` is true."""
+    yield from sentences[:_MAX_NAMED]
+    if (left := len(sentences) - _MAX_NAMED) > 0:
+        yield f"{count_text(left, f'more {what} is', f'more {what}s are')} {rest}"
+
+
 def _excluded(damaged: Mapping[str, str], replaced: pd.DataFrame) -> Iterator[str]:
-    for folder, reason in islice(damaged.items(), _MAX_NAMED):
-        yield f"Damaged, and in no table: {folder} ({reason})."
-    if len(damaged) > _MAX_NAMED:
-        are = count_text(len(damaged) - _MAX_NAMED, "more run folder is", "more run folders are")
-        yield f"{are} damaged, and in no table."
+    sentences = [f"Damaged, and in no table: {folder} ({why})." for folder, why in damaged.items()]
+    yield from _first(sentences, "run folder", "damaged, and in no table.")
     if len(replaced):
         first = replaced.iloc[0]
         yield (
@@ -71,18 +99,15 @@ def _excluded(damaged: Mapping[str, str], replaced: pd.DataFrame) -> Iterator[st
 
 
 def _statuses(runs: pd.DataFrame) -> Iterator[str]:
-    open_runs = runs[runs["status"].isin(_OPEN)]
+    open_runs = runs.loc[runs["status"].isin(_OPEN), "status"]
     if len(open_runs):
-        counts = open_runs["status"].value_counts().sort_index()
-        texts = ", ".join(f"{count} {name}" for name, count in counts.items())
-        yield f"The sweep is not finished: {texts}. The table is not final."
+        yield f"The sweep is not finished: {status_counts(open_runs)}. The table is not final."
+    reasons = runs["reason"].astype(object)
     for status in _ENDED_BADLY:
-        ended = runs[runs["status"].eq(status)]
-        for run_id, reason in ended[["run_id", "reason"]].head(_MAX_NAMED).itertuples(index=False):
-            yield f"{run_id} is {status}: {reason if isinstance(reason, str) else 'no reason'}."
-        if len(ended) > _MAX_NAMED:
-            are = count_text(len(ended) - _MAX_NAMED, "more run is", "more runs are")
-            yield f"{are} {status}; tables/runs.csv has them all."
+        ended = runs["status"].eq(status)
+        told = zip(runs.loc[ended, "run_id"], reasons[ended].fillna("no reason"), strict=True)
+        sentences = [f"{run_id} is {status}: {reason}." for run_id, reason in told]
+        yield from _first(sentences, "run", f"{status}; tables/runs.csv has them all.")
     noted = runs[runs["status"].eq("completed") & runs["reason"].notna()]
     for reason, ids in noted.groupby("reason")["run_id"]:
         yield f"Of {count_text(len(ids), 'completed run')} ({ids.iloc[0]}): {reason!s}."
@@ -92,11 +117,6 @@ def _statuses(runs: pd.DataFrame) -> Iterator[str]:
             f"Rejected, and never launched, for the reasons under the table: "
             f"{count_text(rejected.nunique(), 'cell')} ({count_text(len(rejected), 'run')})."
         )
-    if not runs["status"].eq("completed").any():
-        yield "No run has completed, so there is nothing to compare."
-
-
-def _limits(runs: pd.DataFrame) -> Iterator[str]:
     limits = pd.to_numeric(column_of(runs, LIMITED)).dropna()
     if len(limits):
         sizes = ", ".join(f"{limit:g}" for limit in sorted(limits.unique()))
@@ -107,40 +127,26 @@ def _limits(runs: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _times(runs: pd.DataFrame) -> Iterator[str]:
-    invalid = runs[runs["status"].eq("completed") & ~runs["timing_valid"]]
-    for note, count in invalid["timing_note"].value_counts().items():
-        yield (
-            f"Times and throughput of {count_text(count, 'run')} are left out ({note}); "
-            "their losses and memory are valid."
-        )
-    if n_begun := int(runs.get("launch.begins.trunk", pd.Series(dtype=str)).notna().sum()):
-        yield (
-            f"{count_text(n_begun, 'run')} began as another one and went on from its state "
-            "(launch.begins.trunk in runs.csv): step times are those of their own steps, losses "
-            "and times to a target those of all."
-        )
+def _times(runs: pd.DataFrame, completed: pd.DataFrame) -> Iterator[str]:
+    timed = completed[completed["timing_valid"]]
+    yield from _counted(
+        {
+            "Times and throughput of {runs} are left out ({value}); their losses and memory are "
+            "valid.": completed["timing_note"].drop(timed.index),
+            "{runs} began as another one and went on from its state (launch.begins.trunk in "
+            "runs.csv): step times are those of their own steps, losses and times to a target "
+            "those of all.": column_of(runs, "launch.begins.trunk").notna(),
+        }
+    )
     if (command := timing_command(untimed_cells(runs), runs)) is not None:
         yield (
             "On a free machine, with a core or device for each rank, this measures times where "
             f"none counts: {command}"
         )
-    timed = runs[runs["status"].eq("completed") & runs["timing_valid"]]
-    names = ["core_wait_pct", "gap_pct", "data_s", "step_time_s"]
-    figures = timed.reindex(columns=names).apply(pd.to_numeric).astype(float)
-    parts = (
-        (
-            "core_wait_pct",
-            "the training waited for a core during",
-            "their times are too long by about as much",
-        ),
-        ("data_s", "the training waited for samples during", "loader.workers fetches them ahead"),
-        ("gap_pct", "gaps between optimizer steps take", "step times leave these out"),
-    )
+    figures = timed.reindex(columns=[*_WAITS, "step_time_s"]).apply(pd.to_numeric).astype(float)
     figures["data_s"] *= 100 / figures["step_time_s"]
-    for name, what, so in parts:
+    for name, (what, source, so) in _WAITS.items():
         shares = figures[name].dropna()
-        source = "data_s of step_time_s" if name == "data_s" else name
         if (high := shares[shares > _FREE_PCT]).any():
             yield (
                 f"In {len(high)} of {count_text(len(shares), 'run')} with valid times {what} more "
@@ -148,56 +154,37 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
             )
 
 
-def _samples(runs: pd.DataFrame) -> Iterator[str]:
-    completed = runs[runs["status"].eq("completed")]
+def _samples(completed: pd.DataFrame) -> Iterator[str]:
     if len(completed) and completed.groupby("cell").size().max() == 1:
         yield "Every cell has one completed run, so no spread can be given."
-    with_end = completed[~is_timed_alone(completed)]
-    for name, label in (("final_loss", "final loss"), ("final_eval_loss", "final eval loss")):
-        n_missing = with_end[name].isna().sum() if name in with_end else 0
-        if n_missing:
-            runs_lost = count_text(n_missing, "run")
-            yield f"{runs_lost} completed without a finite {label}; figures of it leave them out."
-    yield from _stopped(completed)
-    for why, count in completed.get("not_invariant", pd.Series(dtype=str)).value_counts().items():
-        yield (
-            f"Not decomposition-invariant ({why}): {count_text(count, 'run')}. Decompositions of "
-            "one global batch may train unlike one another."
-        )
-    barred = completed.get("not_invariant", pd.Series(dtype=str)).map(objective_depends_on_batch)
-    if barred.any():
-        yield (
-            f"The gradient noise scale of {count_text(int(barred.sum()), 'run')} is left out: "
-            "their small batches have another objective than their large ones."
-        )
-    names = ["schedule.warmup_samples", "samples"]
-    lengths = completed.reindex(columns=names).apply(pd.to_numeric).astype(float)
-    if n_in_warmup := int(lengths["schedule.warmup_samples"].ge(lengths["samples"]).sum()):
-        yield (
-            f"In {count_text(n_in_warmup, 'run')} the warm-up lasts as long as the training, or "
-            "longer: the peak learning rate was never reached."
-        )
-    for name, text in _HAPPENED.items():
-        if count := pd.to_numeric(column_of(completed, name)).gt(0).sum():
-            yield f"In {count_text(count, 'run')}: {text}."
+    not_invariant = column_of(completed, "not_invariant").astype(object)
+    names = ["schedule.warmup_samples", "samples", *_HAPPENED]
+    numbers = completed.reindex(columns=names).apply(pd.to_numeric).astype(float)
+    is_cut = is_timed_alone(completed)
+    lost = "{{runs}} completed without a finite {}; figures of it leave them out."
+    yield from _counted(
+        {
+            **{
+                lost.format(name.replace("_", " ")): completed.loc[~is_cut, name].isna()
+                for name in ("final_loss", "final_eval_loss")
+                if name in completed
+            },
+            "{runs} stopped at a target loss, so final losses are those at the target, not at the "
+            "end of the budget.": column_of(completed, "stop_reason").eq("target"),
+            "{runs} stopped once enough steps were timed: losses are those of another cut of the "
+            "same training, which is trained whole.": is_cut,
+            "Not decomposition-invariant ({value}): {runs}. Decompositions of one global batch "
+            "may train unlike one another.": not_invariant,
+            "The gradient noise scale of {runs} is left out: their small batches have another "
+            "objective than their large ones.": not_invariant.map(objective_depends_on_batch),
+            "In {runs} the warm-up lasts as long as the training, or longer: the peak learning "
+            "rate was never reached.": numbers[names[0]].ge(numbers["samples"]),
+            **{f"In {{runs}}: {text}.": numbers[name].gt(0) for name, text in _HAPPENED.items()},
+        }
+    )
 
 
-def _stopped(completed: pd.DataFrame) -> Iterator[str]:
-    reasons = completed.get("stop_reason", pd.Series(dtype=str))
-    if stopped := reasons.eq("target").sum():
-        yield (
-            f"{count_text(stopped, 'run')} stopped at a target loss, so final losses are those at "
-            "the target, not at the end of the budget."
-        )
-    if timed := is_timed_alone(completed).sum():
-        yield (
-            f"{count_text(timed, 'run')} stopped once enough steps were timed: losses are those of "
-            "another cut of the same training, which is trained whole."
-        )
-
-
-def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
-    completed = runs[runs["status"].eq("completed")]
+def _mixtures(runs: pd.DataFrame, completed: pd.DataFrame) -> Iterator[str]:
     software = ("batchscape", "python", "packages.", "git.", "cuda.driver")
     mixed = [
         name.removeprefix("environment.")
@@ -223,7 +210,6 @@ def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
             "Cuts of one training ran on different kernels of attention "
             f"({', '.join(kernel_counts)}): they round differently."
         )
-    n_repeated = runs[["run_id", "sweep_dir"]].drop_duplicates()["run_id"].duplicated().sum()
-    if n_repeated:
-        repeated = count_text(n_repeated, "run")
-        yield f"{repeated} of the same identity are in more than one sweep folder."
+    runs = runs.drop_duplicates(["run_id", "sweep_dir"])
+    sentence = "{runs} of the same identity are in more than one sweep folder."
+    yield from _counted({sentence: runs["run_id"].duplicated()})

@@ -10,13 +10,14 @@ from batchscape.analysis.figures.vega import MAX_PANELS
 from batchscape.analysis.report.sections import (
     FIRST_CHARTS,
     in_short,
-    questions,
+    joined,
+    method_lines,
     section_lines,
     sentence_markdown,
+    title_and_questions,
 )
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.writers import escape_markdown
-from batchscape.text import list_text
 
 
 def page(
@@ -30,9 +31,9 @@ def page(
     with_charts: bool,
 ) -> str:
     """Write the page in Markdown; paths are relative to its folder."""
-    names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
-    lines = [f"# {escape_markdown(list_text(names, 'and'))}"]
-    lines += [f"> {escape_markdown(question)}" for question in questions(names)]
+    title, questions = title_and_questions(cells)
+    lines = [f"# {escape_markdown(title)}"]
+    lines += [f"> {escape_markdown(question)}" for question in questions]
     lines.append(_overview(cells))
     if answers := in_short(sections):
         lines.append(
@@ -60,10 +61,7 @@ def page(
     lines.append("Run by run: [runs.csv](tables/runs.csv).")
     for section in sections:
         lines += section_lines(section, with_charts=with_charts)
-    lines.append("## Methods")
-    for title, sentences in methods.items():
-        lines.append(f"**{title}.** {escape_markdown(' '.join(sentences))}")
-    return "\n\n".join(line.strip("\n") for line in lines) + "\n"
+    return joined([*lines, *method_lines(methods)])
 
 
 def _overview(cells: Cells) -> str:

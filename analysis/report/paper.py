@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from itertools import groupby
-from pathlib import Path
 
 from batchscape.analysis.cells import geometry_label
 from batchscape.analysis.estimates import Estimate
@@ -21,20 +20,7 @@ from batchscape.analysis.report.latex import escape_latex, to_latex
 from batchscape.analysis.report.macros import FOLDER, TABLE, headline_rows, macros
 from batchscape.analysis.report.table import MAX_ROWS, Table
 from batchscape.analysis.report.topic import Section
-from batchscape.outgoing import outgoing
-from batchscape.record.files import write_atomically
 from batchscape.text import list_text
-
-DOCUMENT = "paper.tex"
-PARTS = (
-    "appendix.tex",
-    "comparison.tex",
-    "everything.tex",
-    "macros.tex",
-    "methods.tex",
-    "results.tex",
-)
-"""Texts that are written anew, beside tables and figures."""
 
 _PICTURES = ("steps_to_target", "step_time", "memory", "loss")
 """Begins of the names of the charts that a paper shows, one of each."""
@@ -50,39 +36,40 @@ _OF_APPENDIX = ("claim_", "memory_", "step_")
 _ANEW = "% Written anew by every report."
 
 
-def write_paper(
-    folder: Path,
+def paper_texts(
     sections: Sequence[Section],
     *,
     answers: Sequence[str],
     methods: Mapping[str, Sequence[str]],
     with_charts: bool,
-) -> None:
-    """Write the document if there is none, and all that it reads but the charts."""
+) -> dict[str, str]:
+    """Return all that the document reads but the charts, by file."""
     headlines = {name: value for section in sections for name, value in section.headlines.items()}
     tables = {table.name: table for section in sections for table in section.tables}
     charts = [chart for section in sections for chart in section.pictures if with_charts]
-    texts = {f"tables/{name}.tex": to_latex(table.shortened()) for name, table in tables.items()}
-    texts["macros.tex"] = macros(headlines)
+    warnings = [
+        f"{of.title}: {warning}" for of in sections if of.headlines for warning in of.warnings
+    ]
     paragraphs = [
         "\n".join([rf"\paragraph{{{escape_latex(title)}}}", *map(escape_latex, sentences)])
         for title, sentences in methods.items()
     ]
-    texts["methods.tex"] = "\n\n".join([_ANEW, *paragraphs]) + "\n"
-    texts["comparison.tex"] = ""
+    comparison = ""
     if "comparison" in tables:
-        texts["comparison.tex"] = to_latex(paper_comparison(tables["comparison"]), is_long=False)
-    results = _results(answers, headlines, charts, has_table="comparison" in tables)
-    texts["results.tex"] = "\n\n".join([_ANEW, *results]) + "\n"
-    texts["everything.tex"] = (
-        "\n\n".join([_ANEW, *_everything(sections, headlines, with_charts)]) + "\n"
-    )
-    texts["appendix.tex"] = _ours("appendix.tex").decode()
-    for name, text in texts.items():
-        (folder / name).write_text(outgoing(text), encoding="utf-8")
-    if not (folder / DOCUMENT).exists():
-        # Half of it would be taken for its author's.
-        write_atomically(folder / DOCUMENT, _ours(DOCUMENT))
+        comparison = to_latex(paper_comparison(tables["comparison"]), is_long=False)
+    parts = {
+        "methods.tex": paragraphs,
+        "results.tex": _results(answers, headlines, charts, has_table=bool(comparison)),
+        "everything.tex": _everything(sections, headlines, with_charts),
+    }
+    appendix = resources.files("batchscape.analysis.report").joinpath("appendix.tex")
+    return {
+        **{f"tables/{name}.tex": to_latex(table.shortened()) for name, table in tables.items()},
+        "macros.tex": macros(headlines, warnings),
+        "comparison.tex": comparison,
+        **{name: "\n\n".join([_ANEW, *texts]) + "\n" for name, texts in parts.items()},
+        "appendix.tex": appendix.read_text("utf-8"),
+    }
 
 
 def paper_comparison(table: Table) -> Table:
@@ -107,10 +94,6 @@ def paper_comparison(table: Table) -> Table:
             f"room: {list_text(other_cuts, 'and', _MOST_CUTS)}."
         )
     return replace(narrow, columns=columns[:_MOST_COLUMNS], notes=notes)
-
-
-def _ours(name: str) -> bytes:
-    return resources.files("batchscape.analysis.report").joinpath(name).read_bytes()
 
 
 def _results(

@@ -4,69 +4,68 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
+from batchscape.analysis.cells import Cells
 from batchscape.analysis.commands import split_command
+from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.figures.vega import paper_caption, paper_chart
-from batchscape.analysis.report.paper import DOCUMENT, PARTS, write_paper
+from batchscape.analysis.report.paper import paper_texts
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.writers import escape_markdown, show, to_markdown, write_csv
 from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
+from batchscape.outgoing import make_printable, outgoing
 from batchscape.record.files import write_atomically
-from batchscape.text import count_text
+from batchscape.text import count_text, list_text
 
-_FOLDERS = ("tables", "figures")
+_FOLDERS = ("tables", "figures", "paper/tables", "paper/figures")
 """Folders beside the page."""
-_PAPER = "paper"
-_OF_PAPER = ("tables", "figures")
-"""Likewise in the folder of the paper."""
+
+Content = str | bytes | pd.DataFrame | None
+"""What a file holds: text, a table, nothing of ours (a chart, which another process draws), or
+bytes, which are written whole, and only where there is no such file."""
 
 WRITTEN = "report_files.txt"
 """The list of the files of a report; while it is written, of those still to be written too."""
 
+_DOCUMENT = "paper/paper.tex"
+"""What a paper shows; it is written once, and its author's from then on."""
 _SENTENCES = 5
 """Sentences of the first screen."""
 FIRST_CHARTS = ("steps_to_target", "pareto", "pareto_0", "heat_map", "cost", "loss")
 """Charts of which the first that exists stands beside these sentences."""
 
 
-def make_folders(out: Path) -> list[Path]:
-    """Make the folders of tables and figures, and return them."""
-    folders = [out / name for name in _FOLDERS] + [out / _PAPER / name for name in _OF_PAPER]
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-    return folders
+def make_folders(out: Path) -> None:
+    """Make the folders of tables and figures."""
+    for name in _FOLDERS:
+        (out / name).mkdir(parents=True, exist_ok=True)
 
 
-def announce(out: Path, files: Iterable[Path]) -> None:
+def announce(out: Path, names: Iterable[str]) -> None:
     """List files before they are written, so that the next report removes those of a killed one."""
-    _write_list(out, _read_list(out) | _relative_names(out, files))
+    _write_list(out, _read_list(out) | {*names})
 
 
-def remove_stale(out: Path, files: Iterable[Path]) -> Path:
+def remove_stale(out: Path, names: Collection[str]) -> Path:
     """Remove files that only an earlier report wrote, and no others; return the new list."""
-    written = _relative_names(out, files)
-    stale = _read_list(out) - written
+    stale = _read_list(out) - {*names}
     # The folders are searched: a list that came from elsewhere names nothing outside of them.
-    for path in [path for folder in make_folders(out) for path in folder.iterdir()]:
+    for path in [path for folder in _FOLDERS for path in (out / folder).iterdir()]:
         if path.relative_to(out).as_posix() in stale and path.is_file():
             path.unlink()
-    for name in (WRITTEN, f"{_PAPER}/{DOCUMENT}"):
-        place = out / name
+    for place in (out / WRITTEN, out / _DOCUMENT):
         for torn in place.parent.glob(f".{place.name}.*.tmp"):
             torn.unlink()
-    _write_list(out, written)
+    _write_list(out, names)
     return out / WRITTEN
-
-
-def _relative_names(out: Path, files: Iterable[Path]) -> set[str]:
-    return {file.relative_to(out).as_posix() for file in files}
 
 
 def _read_list(out: Path) -> set[str]:
@@ -78,7 +77,13 @@ def _write_list(out: Path, names: Iterable[str]) -> None:
     write_atomically(out / WRITTEN, "".join(f"{name}\n" for name in sorted(names)).encode())
 
 
-def questions(names: Sequence[str]) -> Iterator[str]:
+def title_and_questions(cells: Cells) -> tuple[str, list[str]]:
+    """Name the sweeps, and quote the questions of those that are prepared studies."""
+    names = dict.fromkeys(cells.runs["sweep_name"].astype(str))
+    return list_text(names, "and"), [*_questions(names)]
+
+
+def _questions(names: Iterable[str]) -> Iterator[str]:
     """Quote the questions of prepared studies, which their files begin with, by sweep names."""
     for name in names:
         # A hash of fixed settings may follow the name of the study.
@@ -116,7 +121,7 @@ def section_lines(section: Section, *, with_charts: bool = True) -> list[str]:
         # One table needs no title beside the section's.
         if len(section.tables) > 1:
             lines.append(f"### {escape_markdown(table.title)}")
-        files = f"[csv](tables/{table.name}.csv), [tex]({_PAPER}/tables/{table.name}.tex)"
+        files = f"[csv](tables/{table.name}.csv), [tex](paper/tables/{table.name}.tex)"
         lines += [to_markdown(table), f"Files: {files}."]
     for picture in section.pictures if with_charts else ():
         lines.append(f"![{picture.name}](figures/{picture.name}.png)")
@@ -127,6 +132,11 @@ def section_lines(section: Section, *, with_charts: bool = True) -> list[str]:
     return lines
 
 
+def joined(lines: Iterable[str]) -> str:
+    """Set paragraphs of Markdown, without control characters."""
+    return make_printable("\n\n".join(line.strip("\n") for line in lines) + "\n")
+
+
 def sentence_markdown(sentence: str, mark: str = "") -> str:
     """Write a sentence in Markdown between two marks, and the command at its end as code."""
     text, command = split_command(sentence)
@@ -135,70 +145,80 @@ def sentence_markdown(sentence: str, mark: str = "") -> str:
     return f"{mark}{escape_markdown(text.rstrip())}{mark} `{command}`" if text else f"`{command}`"
 
 
-def show_section(console: Console, section: Section, *, tables: bool) -> None:
-    """Print the answers and warnings of a section in a terminal, and its tables too."""
-    console.print(Text(f"\n{section.title}"), style="bold", highlight=False)
+def say(console: Console, sentence: str, style: str = "", *, in_one_piece: bool = False) -> None:
+    """Print a sentence in a terminal, which alone breaks the line of a command: it is copied."""
+    in_one_piece = in_one_piece or bool(split_command(sentence)[1])
+    console.print(Text(sentence), style=style, highlight=False, soft_wrap=in_one_piece)
+
+
+def show_section(console: Console, section: Section) -> None:
+    """Print the answers, warnings and tables of a section in a terminal."""
+    say(console, f"\n{section.title}", "bold")
     for sentence in (*section.answer, *section.settling_runs):
-        # A command is copied in one piece: the terminal breaks its line, not we.
-        console.print(Text(sentence), highlight=False, soft_wrap=bool(split_command(sentence)[1]))
+        say(console, sentence)
     for warning in section.warnings:
-        has_command = bool(split_command(warning)[1])
-        console.print(Text(f"! {warning}"), style="bold", highlight=False, soft_wrap=has_command)
-    for table in section.tables if tables else ():
+        say(console, f"! {warning}", "bold")
+    for table in section.tables:
         console.print()
         show(console, table)
 
 
-def section_files(
-    sections: Iterable[Section], out: Path, *, with_charts: bool = True
-) -> list[Path]:
-    """Name the files that `write_sections` and `begin_charts` write."""
-    tables, paper = out / "tables", out / _PAPER
-    files: list[Path] = []
-    for section in sections:
-        for table in section.tables:
-            files += [tables / f"{table.name}.csv", paper / "tables" / f"{table.name}.tex"]
-        files += [tables / f"{name}.csv" for name in section.chart_data]
-        for picture in section.pictures if with_charts else ():
-            files.append(out / "figures" / f"{picture.name}.png")
-            files.append(paper / "figures" / f"{picture.name}.pdf")
-    return [*files, *(paper / name for name in (*PARTS, DOCUMENT))]
-
-
-def write_sections(
-    sections: Sequence[Section],
-    out: Path,
-    *,
-    methods: Mapping[str, Sequence[str]],
-    with_charts: bool = True,
-) -> None:
-    """Write the tables of sections, and a paper with their charts; `methods` is by title."""
-    tables = [table.name for section in sections for table in section.tables]
-    tables += [name for section in sections for name in section.chart_data]
-    _refuse_repeats("table", tables)
-    _refuse_repeats("figure", [chart.name for section in sections for chart in section.pictures])
-    _refuse_repeats("headline", [name for section in sections for name in section.headlines])
-    for section in sections:
-        for table in section.tables:
-            frame = table.frame.drop(columns=list(table.hidden))
-            write_csv(out / "tables" / f"{table.name}.csv", frame)
-        for name, curve in section.chart_data.items():
-            write_csv(out / "tables" / f"{name}.csv", curve)
+def section_contents(
+    sections: Sequence[Section], *, methods: Mapping[str, Sequence[str]], with_charts: bool = True
+) -> dict[str, Content]:
+    """Return tables, names of charts, and a paper with both, by file; `methods` is by title."""
+    tables = [table for section in sections for table in section.tables]
+    charts = [chart for section in sections for chart in section.pictures]
+    curves = [item for section in sections for item in section.chart_data.items()]
+    names = {
+        "table": [*(table.name for table in tables), *(name for name, _ in curves)],
+        "figure": [chart.name for chart in charts],
+        "headline": [name for section in sections for name in section.headlines],
+    }
+    for kind, named in names.items():
+        if repeated := [name for name, count in Counter(named).items() if count > 1]:
+            msg = f"every {kind} of a report has a name of its own, but not {list_text(repeated)}"
+            raise AnalysisError(msg)
     # A paper counts no warnings: they stand on the page, beside what they weaken.
     answers = [text for section in sections for text in _short(section)][:_SENTENCES]
-    write_paper(out / _PAPER, sections, answers=answers, methods=methods, with_charts=with_charts)
+    texts = paper_texts(sections, answers=answers, methods=methods, with_charts=with_charts)
+    frames = [(table.name, table.frame.drop(columns=list(table.hidden))) for table in tables]
+    files = [file for chart in charts if with_charts for file in _chart_files(chart)]
+    return {
+        **{f"tables/{name}.csv": frame for name, frame in (*frames, *curves)},
+        **dict.fromkeys(files),
+        **{f"paper/{name}": outgoing(text) for name, text in texts.items()},
+        _DOCUMENT: resources.files("batchscape.analysis.report").joinpath("paper.tex").read_bytes(),
+    }
+
+
+def write_contents(out: Path, contents: Mapping[str, Content]) -> None:
+    """Write files into folders that are there."""
+    for name, content in contents.items():
+        file = out / name
+        if isinstance(content, pd.DataFrame):
+            write_csv(file, content)
+        elif isinstance(content, str):
+            file.write_text(content, encoding="utf-8")
+        elif content is not None and not file.exists():
+            # Half of it would be taken for its author's.
+            write_atomically(file, content)
+
+
+def _chart_files(chart: Chart) -> list[str]:
+    return [f"figures/{chart.name}.png", f"paper/figures/{chart.name}.pdf"]
 
 
 def begin_charts(section: Section, out: Path, drawing: Drawing) -> None:
     """Begin to draw the charts of a section; other sections are computed meanwhile."""
     for chart in section.pictures:
-        png = out / "figures" / f"{chart.name}.png"
-        pdf = out / _PAPER / "figures" / f"{chart.name}.pdf"
-        drawing.begin(paper_chart(chart), [png, pdf])
+        drawing.begin(paper_chart(chart), [out / name for name in _chart_files(chart)])
 
 
-def _refuse_repeats(kind: str, names: Sequence[str]) -> None:
-    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
-    if count > 1:
-        msg = f"every {kind} of a report has a name of its own, and two are called {name!r}"
-        raise AnalysisError(msg)
+def method_lines(methods: Mapping[str, Sequence[str]]) -> list[str]:
+    """Write sentences on methods, which are by title, as paragraphs of Markdown."""
+    paragraphs = [
+        f"**{title}.** {escape_markdown(' '.join(sentences))}"
+        for title, sentences in methods.items()
+    ]
+    return ["## Methods", *paragraphs]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from batchscape.analysis.best import mark_best
 from batchscape.analysis.cells import RATE, UPDATE_GROUPS, Cells, geometry_label, setting_texts
-from batchscape.analysis.comparison import chosen_columns, recorded_columns, throughput_ratios
+from batchscape.analysis.comparison import throughput_ratios
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import setting_headers
@@ -23,6 +23,7 @@ GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
 """Header of a column of geometries."""
 
 _RATIO = "throughput_ratio"
+_ENDS = ("_mean", "_ci95", "_n")
 _PAIRS = "throughput_ratio_pairs"
 """The n of ratios; missing at the reference."""
 
@@ -72,7 +73,10 @@ def comparison_table(
         definitions.append(f"No run of these has what was asked for: {', '.join(lacking)}.")
     if unshown := cells.dependent_settings():
         definitions.append(f"Also vary, together with settings shown: {', '.join(unshown)}.")
-    written = recorded_columns(comparison) if figures is None else chosen_columns(comparison, names)
+    # A file has the ratio, unless other columns were asked for.
+    unseen = {*comparison_figures(None)} - {*names, *([] if figures else [_RATIO])}
+    ends = {_RATIO: ("", "_low", "_high", "_n")}
+    hidden = [f"{name}{end}" for name in unseen for end in ends.get(name, _ENDS)]
     return Table(
         "comparison",
         "Comparison",
@@ -82,7 +86,7 @@ def comparison_table(
         footnotes=_footnotes(comparison, cells),
         bold=bold,
         lead=_at_best_update(comparison, cells, at_best),
-        hidden=[*comparison.columns.difference(written.columns), _PAIRS],
+        hidden=[*hidden, _PAIRS],
     )
 
 
@@ -185,24 +189,21 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
     Cells of `at_best` are preferred, then cells whose runs all completed. One row of each global
     batch stands before the others, the smallest batch first. Empty where only one update was tried.
     """
-    other_contexts = [name for name in cells.contexts if not name.startswith(UPDATE_GROUPS)]
-    updates = [name for name in cells.contexts if name not in other_contexts]
+    updates = [name for name in cells.contexts if name.startswith(UPDATE_GROUPS)]
     held_out = comparison["final_eval_loss_n"].gt(0).any()
     losses = comparison["final_eval_loss_mean" if held_out else "final_loss_mean"].dropna()
     if not updates or losses.empty:
         return []
-    texts = cells.table[["global_batch_size", *other_contexts]].astype(str)
-    place = texts.groupby(list(texts), sort=False).ngroup()
+    place = cells.by_batch()
     update = cells.table.groupby(updates, dropna=False, sort=False).ngroup()
     order = pd.DataFrame({"is_incomplete": cells.incomplete(), "loss": losses}).loc[losses.index]
     order["other"] = ~order.index.isin(list(at_best))
     order = order.sort_values(["other", "is_incomplete", "loss"], kind="stable")
-    best = pd.Series(order.index, order.index).groupby(place.loc[order.index]).first()
-    best_update = place.map(best.map(update))
-    rows = np.flatnonzero(update.eq(best_update).loc[comparison.index])
-    sizes = comparison["global_batch_size"].iloc[rows].to_numpy(dtype=float, na_value=np.nan)
-    rows = rows[np.argsort(sizes, kind="stable")]
-    is_further = place.loc[comparison.index].iloc[rows].duplicated().to_numpy()
+    best = order.index.to_series().groupby(place[order.index]).first()
+    is_best = update.eq(place.map(best.map(update)))[comparison.index]
+    sizes = comparison.loc[is_best, "global_batch_size"].sort_values(kind="stable")
+    rows = pd.Series(range(len(comparison)), comparison.index)[sizes.index]
+    is_further = place[rows.index].duplicated()
     return [*rows[~is_further].tolist(), *rows[is_further].tolist()]
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import pandas as pd
 
 from batchscape.analysis.branches.topic import branches_section
-from batchscape.analysis.cells import Cells, launched_batches
+from batchscape.analysis.cells import Cells, launched_batches, status_counts
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.topic import claims_section
 from batchscape.analysis.comparing.topic import comparing_section
@@ -142,26 +141,26 @@ class Material:
         return {cell: int(str(g)) for g, cells in self.groups["cells"].items() for cell in cells}
 
 
-class Topic(NamedTuple):
-    """One topic of the report."""
-
-    title: str
-    """Title of its section where it cannot answer."""
-    section: Callable[[Material], Section | None]
-    """Computes the section; None where the runs have nothing for it."""
-
-
 def find_sections(material: Material) -> Iterator[Section]:
     """Compute the sections in the order of the page; a topic that cannot answer says why."""
     # Targets of the user are refused here, not topic by topic.
     _ = material.reaches_and_notes
-    for topic in TOPICS:
+    for title, compute in TOPICS.items():
         try:
-            section = topic.section(material)
+            section = compute(material)
         except AnalysisError as error:
-            section = Section(topic.title, ["Not identified."], warnings=[str(error)])
+            section = Section(title, ["Not identified."], warnings=[str(error)])
         if section is not None:
             yield section
+
+
+def _none_completed(cells: Cells) -> Section | None:
+    """Say first that there is nothing to compare, where that is so."""
+    statuses = cells.runs["status"]
+    if statuses.eq("completed").any():
+        return None
+    sentence = f"No run has completed ({status_counts(statuses)}), so there is nothing to compare."
+    return Section("Completed runs", [sentence])
 
 
 def _tradeoff(material: Material) -> Section | None:
@@ -206,42 +205,36 @@ def _targets(material: Material) -> Section | None:
     return section and replace(section, chart_data={"reaches": reaches.assign(is_best=is_best)})
 
 
-TOPICS = (
-    Topic("Search", lambda m: search_section(m.cells)),
-    Topic("Which geometry to use", lambda m: decision_section(m.longest, m.tables, m.reaches)),
-    Topic("Update frequency against convergence", _tradeoff),
-    Topic("Batches that grow on the way", lambda m: branches_section(m.cells, m.tables.steps)),
-    Topic(
-        "Claims",
-        lambda m: claims_section(
-            Evidence(m.longest, m.tables.steps, m.tables.evals, m.tables.ranks, m.reaches)
-        ),
+TOPICS: Mapping[str, Callable[[Material], Section | None]] = {
+    "Completed runs": lambda m: _none_completed(m.cells),
+    "Search": lambda m: search_section(m.cells),
+    "Which geometry to use": lambda m: decision_section(m.longest, m.tables, m.reaches),
+    "Update frequency against convergence": _tradeoff,
+    "Batches that grow on the way": lambda m: branches_section(m.cells, m.tables.steps),
+    "Claims": lambda m: claims_section(
+        Evidence(m.longest, m.tables.steps, m.tables.evals, m.tables.ranks, m.reaches)
     ),
-    Topic("Decompositions", lambda m: equivalence_section(m.longest, m.tables, m.reaches)),
-    Topic("What a step costs", lambda m: cost_section(m.cells)),
-    Topic("Where memory ends", lambda m: frontier_section(m.cells)),
-    Topic("Predicted against measured", lambda m: predicted_section(m.cells)),
-    Topic(
-        "Learning rate",
-        lambda m: (
-            None
-            if m.reaches is None
-            else learning_rate_section(
-                m.reaches, m.finals, m.labels, launched_batches(m.longest.runs), m.optima
-            )
-        ),
+    "Decompositions": lambda m: equivalence_section(m.longest, m.tables, m.reaches),
+    "What a step costs": lambda m: cost_section(m.cells),
+    "Where memory ends": lambda m: frontier_section(m.cells),
+    "Predicted against measured": lambda m: predicted_section(m.cells),
+    "Learning rate": lambda m: (
+        None
+        if m.reaches is None
+        else learning_rate_section(
+            m.reaches, m.finals, m.labels, launched_batches(m.longest.runs), m.optima
+        )
     ),
-    Topic(
-        "Batch and rate together",
-        lambda m: horizons_section(*m.by_horizon),
+    "Batch and rate together": lambda m: horizons_section(*m.by_horizon),
+    "Targets": _targets,
+    "Gradient noise scale": lambda m: noise_scale_section(
+        m.longest, m.tables.steps, m.noise, m.at_best
     ),
-    Topic("Targets", _targets),
-    Topic(
-        "Gradient noise scale",
-        lambda m: noise_scale_section(m.longest, m.tables.steps, m.noise, m.at_best),
-    ),
-    Topic("Engines side by side", lambda m: engines_section(m.longest, m.tables)),
-    Topic("Side by side", lambda m: comparing_section(m.longest, m.reaches)),
-    Topic("Failures and retries", lambda m: failures_section(m.cells.runs, m.tables.attempts)),
-)
-"""All topics, in the order of the page."""
+    "Engines side by side": lambda m: engines_section(m.longest, m.tables),
+    "Side by side": lambda m: comparing_section(m.longest, m.reaches),
+    "Failures and retries": lambda m: failures_section(m.cells.runs, m.tables.attempts),
+}
+"""All topics in the order of the page, by the title of a section that cannot answer.
+
+Each is None where the runs have nothing for it.
+"""

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
-from rich.text import Text
 
 from batchscape.analysis.cells import find_cells
-from batchscape.analysis.commands import split_command
 from batchscape.analysis.comparison import compare
 from batchscape.analysis.figures.comparison import comparison_charts
 from batchscape.analysis.figures.loss import loss_chart
@@ -22,22 +20,23 @@ from batchscape.analysis.report.methods import methods
 from batchscape.analysis.report.notes import find_notes, notes_on_horizons
 from batchscape.analysis.report.page import page
 from batchscape.analysis.report.sections import (
+    Content,
     announce,
     begin_charts,
     in_short,
     make_folders,
     remove_stale,
-    section_files,
-    write_sections,
+    say,
+    section_contents,
+    write_contents,
 )
 from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.tables import comparison_figures, comparison_table
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.topics import Material, find_sections
-from batchscape.analysis.report.writers import show, write_csv
+from batchscape.analysis.report.writers import show
 from batchscape.drawing import Drawing
 from batchscape.errors import RecordError
-from batchscape.outgoing import make_printable
 from batchscape.record.figures import COLUMNS
 from batchscape.record.folder import SweepFolder
 from batchscape.record.noise_scale import NOISE_COLUMNS
@@ -75,27 +74,22 @@ class Report:
     table: Table
     """Columns and rows of the comparison that are shown."""
 
-    @property
-    def tables(self) -> dict[str, Table]:
-        """Tables of the sections, by name."""
-        return {table.name: table for section in self.sections for table in section.tables}
-
     def render(self, console: Console) -> None:
         """Print the comparison, what it says in short and where the files are."""
         show(console, self.table, _MOST_ROWS)
         for note in self.notes[:_MOST_NOTES]:
-            _say(console, f"- {note}")
+            say(console, f"- {note}")
         answers = [f"{i}. {text}" for i, text in enumerate(in_short(self.sections), 1)]
         for text in ["", *answers] if answers else []:
-            _say(console, text)
+            say(console, text)
         # One may weaken the answers of several topics.
         n_warnings = len({text for section in self.sections for text in section.warnings})
         n_notes = max(len(self.notes) - _MOST_NOTES, 0)
         contents = ["definitions", "tables", "figures"]
         contents += [count_text(n_warnings, "warning")] * (n_warnings > 0)
         contents += [count_text(n_notes, "more note")] * (n_notes > 0)
-        _say(console, f"\nReport: {self.files[0]} ({', '.join(contents)})", in_one_piece=True)
-        _say(console, f"Page: {self.out / 'report.html'}", in_one_piece=True)
+        say(console, f"\nReport: {self.files[0]} ({', '.join(contents)})", in_one_piece=True)
+        say(console, f"Page: {self.out / 'report.html'}", in_one_piece=True)
 
 
 def write_report(
@@ -178,12 +172,7 @@ def _write(
     notes = [*on_horizons, *find_notes(cells, tables.damaged)]
     sentences = methods(cells, sections)
     sentences["Runs"] += on_horizons
-    files = [out / "report.md", out / "report.html"]
-    files += section_files(all_sections, out, with_charts=drawing is not None)
-    files.append(out / "tables" / "runs.csv")
-    announce(out, files)
-    write_sections(all_sections, out, methods=sentences, with_charts=drawing is not None)
-    write_csv(out / "tables" / "runs.csv", cells.runs)
+    has_charts = drawing is not None
     text = page(
         cells,
         comparison=overview,
@@ -191,20 +180,20 @@ def _write(
         notes=notes,
         methods=sentences,
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
-        with_charts=drawing is not None,
+        with_charts=has_charts,
     )
-    (out / "report.md").write_text(make_printable(text), encoding="utf-8")
-    html = html_page(
-        material,
-        comparison=overview,
-        sections=sections,
-        notes=notes,
-        methods=sentences,
-    )
-    (out / "report.html").write_text(html, encoding="utf-8")
+    html = html_page(cells, comparison=overview, sections=sections, notes=notes, methods=sentences)
+    contents: dict[str, Content] = {
+        "report.md": text,
+        "report.html": html,
+        **section_contents(all_sections, methods=sentences, with_charts=has_charts),
+        "tables/runs.csv": cells.runs,
+    }
+    announce(out, contents)
+    write_contents(out, contents)
     if drawing is not None:
         drawing.finish()
-    files.append(remove_stale(out, files))
+    files = [*(out / name for name in contents), remove_stale(out, contents)]
     return Report(
         out=out,
         comparison=comparison,
@@ -213,9 +202,3 @@ def _write(
         files=tuple(files),
         table=table,
     )
-
-
-def _say(console: Console, text: str, *, in_one_piece: bool = False) -> None:
-    # A command is copied in one piece: the terminal breaks its line, not we.
-    in_one_piece = in_one_piece or bool(split_command(text)[1])
-    console.print(Text(text), highlight=False, soft_wrap=in_one_piece)

@@ -189,7 +189,7 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
         [(quantity(theta + step * w) - quantity(theta - step * w)) / (2 * step) for w in ways]
     )
     variance, degrees = fit.noise.variance(influence(fit.data, fit.theta, slope[None, None])[:, 0])
-    return t_reach(math.sqrt(variance[0]), degrees[0])
+    return t_reach(math.sqrt(variance[0]), float(degrees[0]))
 
 
 def _estimate(fit: Fitted, name: str, definition: str) -> Estimate:

@@ -46,6 +46,7 @@ def test_exponents_are_held_against_published_ones():
         "global_batch_size_together",
         "learning_rate_together",
     ]
+    assert section.headlines["global_batch_size_together"].unit == "samples"
     exponent = section.headlines["learning_rate_exponent_in_horizon"]
     assert exponent.value == pytest.approx(0.3, abs=0.05)
 

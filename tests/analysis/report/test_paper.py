@@ -8,7 +8,7 @@ from batchscape.analysis import write_report
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
 from batchscape.analysis.report.macros import macro_name
-from batchscape.analysis.report.paper import write_paper
+from batchscape.analysis.report.paper import paper_texts
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.write import Report
 from batchscape.analysis.report.writers import to_markdown
@@ -78,21 +78,19 @@ def _check_headlines(report: Report) -> None:
     assert r"$\times$" in results
 
 
-def test_headlines_of_which_none_is_identified_make_no_table(tmp_path):
-    (tmp_path / "tables").mkdir()
+def test_headlines_of_which_none_is_identified_make_no_table():
     why = Estimate.unknown("too few seeds", 1, "what it is")
-    write_paper(
-        tmp_path,
-        [Section("Comparison", headlines={"critical_batch_size": why})],
+    texts = paper_texts(
+        [Section("Comparison", headlines={"critical_batch_size": why}, warnings=["It\nwarns."])],
         answers=["Use 1 x 2 x 3 = 6."],
         methods={},
         with_charts=False,
     )
-    results = (tmp_path / "results.tex").read_text()
+    results, macros = texts["results.tex"], texts["macros.tex"]
     assert "tabular" not in results
     assert r"Use 1 $\times$ 2 $\times$ 3 = 6." in results
-    macros = (tmp_path / "macros.tex").read_text()
     assert r"\newcommand{\bsCriticalBatchSizeText}{not identified}" in macros
+    assert "% To be kept in mind: Comparison: It warns.\n" in macros
 
 
 def _check_figures(report: Report) -> None:

@@ -113,7 +113,7 @@ def test_the_terminal_escapes_nothing_whatever_the_console_reads(markup):
     console = Console(file=file, width=200, markup=markup)
     show(console, TABLE)
     section = Section("[red]Where", ["[enforce fail at x.cpp:1]"], [], [], ["[alarm:on]"])
-    show_section(console, section, tables=False)
+    show_section(console, section)
     text = file.getvalue()
     assert "\\" not in text.replace(NASTY, "")
     for word in ("[red]cell", "[red]Title", "[red]Where", "[enforce fail"):

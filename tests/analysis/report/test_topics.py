@@ -15,11 +15,11 @@ def test_a_topic_that_cannot_answer_says_why(build, monkeypatch):
         msg = "two targets are mixed"
         raise AnalysisError(msg)
 
-    listed = (
-        topics.Topic("refused", refuse),
-        topics.Topic("silent", lambda _: None),
-        topics.Topic("runs", lambda m: Section("runs", [f"{len(m.cells.runs)} of them."])),
-    )
+    listed = {
+        "refused": refuse,
+        "silent": lambda _: None,
+        "runs": lambda m: Section("runs", [f"{len(m.cells.runs)} of them."]),
+    }
     monkeypatch.setattr(topics, "TOPICS", listed)
     sweep = build()
     sweep.run((1, 8, 1))

@@ -198,7 +198,7 @@ def test_a_cut_of_a_program_that_diverges_has_a_row_of_its_own(build):
     assert runs.groupby("seed")["trajectory_id"].nunique().eq(1).all()
     cells = find_cells(runs)
     material = topics.Material(cells, tables, [5.0])
-    (section,) = (t.section(material) for t in topics.TOPICS if t.title == "Targets")
+    section = topics.TOPICS["Targets"](material)
     table = section.tables[0].frame.set_index("program_cut")
     counts = table[["n", "n_reached", "n_diverged"]]
     assert counts.loc[TIMES.join("184")].tolist() == [3, 3, 0]

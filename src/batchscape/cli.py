@@ -175,8 +175,7 @@ def _dispatch(argv: list[str]) -> int:
         # Hydra's own way to call an application.
         with terminations_as_interrupts():
             return _sweep(argv) if {"--multirun", "-m"} & set(argv) else _run(argv)
-    msg = f"unknown verb {first!r}{suggest(first, _VERBS)}; batchscape --help"
-    raise ConfigError(msg)
+    raise ConfigError(f"unknown verb {first!r}{suggest(first, _VERBS)}; batchscape --help")
 
 
 def _sweep(arguments: list[str]) -> int:
@@ -192,11 +191,10 @@ def _run(arguments: list[str]) -> int:
     if has_many_runs or _is_search(grid) or {"--multirun", "-m"} & set(arguments):
         words = [argument for argument in arguments if argument not in {"--multirun", "-m"}]
         what = "search" if grid.intervals else f"sweep of {len(grid.cells)}"
-        msg = (
+        raise ConfigError(
             f"`run` is for one run, and this asks for a {what}; "
             f"use: {shlex.join(['batchscape', 'sweep', *words])}"
         )
-        raise ConfigError(msg)
     return _launch(grid, arguments)
 
 
@@ -265,12 +263,11 @@ def _geometry(arguments: list[str]) -> int:
         counts = ", ".join(
             map(str, dict.fromkeys(geometry.data_parallel_size for geometry in ways))
         )
-        msg = (
+        raise ConfigError(
             "devices x micro-batch x accumulation must be the global batch, and devices a multiple "
             f"of the nodes; given {shlex.join(arguments)}; a global batch of {parsed.total} can "
             f"take {counts} devices; or raise a limit"
         )
-        raise ConfigError(msg)
     if parsed.json:
         rows = [plain_geometry(geometry) for geometry in geometries]
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
@@ -321,8 +318,9 @@ def _report(arguments: list[str]) -> int:
     )
     parsed = parser.parse_args(arguments)
     if parsed.out is None and len(parsed.folders) > 1:
-        msg = "a report of several sweeps belongs to none of them: say where with --out DIR"
-        raise ConfigError(msg)
+        raise ConfigError(
+            "a report of several sweeps belongs to none of them: say where with --out DIR"
+        )
     from batchscape.analysis.report.write import write_report
     from batchscape.record.folder import SweepFolder
 
@@ -400,8 +398,9 @@ def _recommend(arguments: list[str]) -> int:
     parsed = parser.parse_args(arguments)
     if parsed.ramp:
         if len(arguments) > len(parsed.folders) + 1 + parsed.json:
-            msg = "--ramp follows the critical batch, and takes no other option but --json"
-            raise ConfigError(msg)
+            raise ConfigError(
+                "--ramp follows the critical batch, and takes no other option but --json"
+            )
         return _recommend_ramp(parsed.folders, is_json=parsed.json)
     from batchscape.analysis.decisions.evidence import gather
     from batchscape.analysis.decisions.recommend import Needs, recommend
@@ -445,12 +444,11 @@ def _follow_recipe(arguments: list[str]) -> int:
     parsed, settings = parser.parse_known_args(arguments)
     run_options = [word for word in settings if word.partition("=")[0] in _RUN_OPTIONS]
     if run_options:
-        msg = (
+        raise ConfigError(
             f"{run_options[0]} needs sweeps that ran, and settings ask for a recipe before any "
             f"run: give folders in place of settings, or leave {run_options[0]} out (the memory of "
             "a device is the setting device.memory_limit_gib)"
         )
-        raise ConfigError(msg)
     grid = _compose(settings, "recommend")
     if grid is None:
         return 0
@@ -617,8 +615,9 @@ def _cancel(arguments: list[str]) -> int:
 
     sweep = SweepFolder(parsed.folder)
     if not sweep.slurm.is_dir():
-        msg = f"{parsed.folder} has no jobs: nothing was launched there with launcher=slurm"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{parsed.folder} has no jobs: nothing was launched there with launcher=slurm"
+        )
     count = cancel(sweep)
     _console().print(f"Jobs cancelled: {count}")
     return 0
@@ -808,8 +807,7 @@ class _Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
         option = unknown.partition("=")[0]
         hint = suggest(option, self._options) if unknown else ""
-        msg = f"{self.format_usage()}{self.prog}: {message}{hint}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{self.format_usage()}{self.prog}: {message}{hint}")
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -869,18 +867,16 @@ def _machine_here(grid: SweepCells) -> Machine:
     """Return this machine; one that is declared is planned for only."""
     machine = _machine(grid)
     if _is_on_slurm(grid):
-        msg = (
+        raise ConfigError(
             "only sweep and run work with launcher=slurm; in a job of your own, give the same "
             "command with launcher=local and without cluster: it takes the devices of the job"
         )
-        raise ConfigError(msg)
     if machine.is_declared:
-        msg = (
+        raise ConfigError(
             f"cluster declares {machine.cluster.device}, which can be planned for, not launched "
             "on: use `batchscape plan` with the same arguments, or cluster=this_machine on such a "
             "machine itself"
         )
-        raise ConfigError(msg)
     return machine
 
 
@@ -905,8 +901,9 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     try:
         write_plan(plan)
     except OSError as error:
-        msg = f"{plan.sweep_dir} cannot be used ({error}); give a sweep_dir that can be written to"
-        raise LaunchError(msg) from None
+        raise LaunchError(
+            f"{plan.sweep_dir} cannot be used ({error}); give a sweep_dir that can be written to"
+        ) from None
     sweep, command = SweepFolder(plan.sweep_dir), command_of(arguments)
     if is_on_slurm:
         from batchscape.launch.slurm.launch import run_on_slurm

@@ -91,8 +91,9 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
         sys.stdout.write(outgoing("\n".join(explained(settings)) + "\n"))
         return None
     if len(grids) != 1 or not isinstance(grids[0], SweepCells):
-        msg = "the primary configuration must have `override hydra/sweeper: grid` in its defaults"
-        raise ConfigError(msg)
+        raise ConfigError(
+            "the primary configuration must have `override hydra/sweeper: grid` in its defaults"
+        )
     return grids[0]
 
 
@@ -123,11 +124,10 @@ def _retry_as_setting(arguments: Sequence[str]) -> list[str]:
         text = value if equals else words.pop(0) if words else ""
         statuses = get_args(Repeated)
         if not set(text.split(",")) <= set(statuses):
-            msg = (
+            raise ConfigError(
                 f"--retry takes statuses of runs, any of {', '.join(statuses)}, as in "
                 f"--retry failed,oom; got {text!r}"
             )
-            raise ConfigError(msg)
         settings.append(f"launcher.retry=[{text}]")
     return settings
 
@@ -150,11 +150,11 @@ def _refuse_mistakes(arguments: Sequence[str]) -> None:
                 msg += f"; if it belongs to the setting before it, quote both: {both}"
             raise ConfigError(msg)
         if key == "sweep" or (key == "sweeps" and prefixed != key):
-            msg = f"{argument}: a sweep file is chosen with sweeps={value or 'NAME'}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{argument}: a sweep file is chosen with sweeps={value or 'NAME'}")
         if key in _REPLACED_SETTINGS:
-            msg = f"{argument}: batchscape {_REPLACED_SETTINGS[key]}; leave {key} as it is"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"{argument}: batchscape {_REPLACED_SETTINGS[key]}; leave {key} as it is"
+            )
 
 
 def _options_first(arguments: Sequence[str]) -> list[str]:

@@ -262,8 +262,7 @@ def ask(question: str) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        msg = f"no answer within {_ANSWER_S:g} s"
-        raise RuntimeError(msg) from None
+        raise RuntimeError(f"no answer within {_ANSWER_S:g} s") from None
     with suppress(ValueError, IndexError):
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         if "error" not in answer:
@@ -309,8 +308,7 @@ def _gloo_group() -> dict[str, Any]:
     with ThreadPoolExecutor(2) as pool:
         totals = [*pool.map(total, range(2))]
     if totals != [3.0, 3.0]:
-        msg = f"1 + 2 over two ranks gave {totals}"
-        raise ArithmeticError(msg)
+        raise ArithmeticError(f"1 + 2 over two ranks gave {totals}")
     return {"seconds": time.monotonic() - started}
 
 

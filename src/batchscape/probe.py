@@ -64,8 +64,7 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> dict[str, Any
     `not_predicted`, with the reason), and the trainings that were `tried`.
     """
     if len(grid.cells) > 1:
-        msg = f"`probe` is about one combination of settings; given {len(grid.cells)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"`probe` is about one combination of settings; given {len(grid.cells)}")
     settings = _short_settings(grid.cells[0].settings, machine)
     candidates = _candidates(settings)
     sweep, specs = _plan_trainings(grid, settings, candidates, machine)
@@ -92,8 +91,7 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> dict[str, Any
         is_fitting = status.status is Status.COMPLETED
         if not is_fitting and status.status is not Status.OOM:
             ending = f"ended as {status.status}: {status.reason}"
-            msg = f"the training with {spec.geometry} {ending}; log: {folder.log}"
-            raise LaunchError(msg)
+            raise LaunchError(f"the training with {spec.geometry} {ending}; log: {folder.log}")
         figure = "peak_taken_gib" if spec.device_type == "cpu" else "peak_reserved_gib"
         attempt = {
             **plain_geometry(spec.geometry),
@@ -250,17 +248,17 @@ def _plan_trainings(
     if plan.rejections:
         raise ConfigError(str(plan.rejections[0].reason))
     if isinstance(plan.specs[0].config.engine, Command):
-        msg = "`probe` trains for a few steps, which a program of engine=command decides by itself"
-        raise ConfigError(msg)
+        raise ConfigError(
+            "`probe` trains for a few steps, which a program of engine=command decides by itself"
+        )
     return SweepFolder(plan.sweep_dir), plan.specs
 
 
 def _limit_gib(spec: RunSpec, machine: Machine) -> float:
     limit = room_gib(spec, machine)
     if limit is None or (spec.device_type == "cpu" and spec.config.device.memory_limit_gib is None):
-        msg = (
+        raise ConfigError(
             "`probe` runs out of memory on purpose, which on a CPU takes the whole machine along: "
             "give a device.memory_limit_gib, such as 2"
         )
-        raise ConfigError(msg)
     return limit

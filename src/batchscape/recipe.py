@@ -89,31 +89,27 @@ def follow_recipe(
     the prediction of step times.
     """
     if len(grid.cells) > 1:
-        msg = f"a recipe is for one combination of settings; given {len(grid.cells)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"a recipe is for one combination of settings; given {len(grid.cells)}")
     keys = [word.partition("=")[0].lstrip("+~") for word in words]
     if chosen_keys := [key for key in keys if key in _CUT or key.startswith("batch.ramp")]:
-        msg = (
+        raise ConfigError(
             f"a recipe chooses the cut of batch.global_batch_size by itself; given "
             f"{', '.join(chosen_keys)}; leave that out, or give --devices N"
         )
-        raise ConfigError(msg)
     settings = set_values(grid.cells[0].settings, {"batch.ramp": []})
     batch_size = _global_batch_size(settings)
     config = RunConfig.from_mapping(settings)
     if isinstance(config.engine, Command):
-        msg = (
+        raise ConfigError(
             "only a program of engine=command itself knows its memory, so that no cut can be "
             "recommended before it ran; sweep some cuts, and recommend from their folder"
         )
-        raise ConfigError(msg)
     device_count = machine.devices(machine.device_type(config.launcher))
     if devices is not None and not 1 <= devices <= device_count:
-        msg = (
+        raise ConfigError(
             f"devices must be from 1 to the {device_count} of this machine; given {devices}. For a "
             "machine that is not this one: cluster=NAME cluster.devices_per_node=N cluster.nodes=N"
         )
-        raise ConfigError(msg)
     device_limit = devices or device_count
     cuts = _cuts(grid, settings, batch_size, device_limit, machine, runs=runs)
     chosen, why_not = _choose(cuts)
@@ -175,8 +171,7 @@ def _commands(words: Sequence[str], cut: Cut) -> tuple[str | None, str | None]:
 def write_files(recipe: Recipe, out: Path) -> list[Path]:
     """Write the configuration files of other systems for the chosen cut."""
     if recipe.chosen is None:
-        msg = f"no files are written to {out}: {recipe.content['why_not']}"
-        raise ConfigError(msg)
+        raise ConfigError(f"no files are written to {out}: {recipe.content['why_not']}")
     spec = recipe.chosen.spec
     engine = spec.config.engine
     stage = engine.zero_stage if isinstance(engine, DeepSpeed) else 1

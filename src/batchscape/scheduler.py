@@ -236,8 +236,9 @@ def _state(name: str) -> JobState:
     try:
         return _STATES[name.split(maxsplit=1)[0]]
     except (KeyError, IndexError):
-        msg = f"a job is in state {name!r}, which this release of batchscape does not know"
-        raise SchedulerError(msg) from None
+        raise SchedulerError(
+            f"a job is in state {name!r}, which this release of batchscape does not know"
+        ) from None
 
 
 def _gpus(gres: str) -> int:
@@ -267,21 +268,19 @@ def _ask(program: str, *arguments: str, allowed: str | None = None) -> str:
             check=False,
         )
     except FileNotFoundError:
-        msg = (
+        raise SchedulerError(
             f"Slurm's command {program} is not on the PATH; run batchscape where it is, such as on "
             "a login node"
-        )
-        raise SchedulerError(msg) from None
+        ) from None
     except OSError as error:
-        msg = f"{program} cannot be started: {error}"
-        raise SchedulerError(msg) from None
+        raise SchedulerError(f"{program} cannot be started: {error}") from None
     except subprocess.TimeoutExpired:
-        msg = f"Slurm does not answer: {program} took more than {_ANSWER_LIMIT_S:.0f} s"
-        raise SchedulerError(msg) from None
+        raise SchedulerError(
+            f"Slurm does not answer: {program} took more than {_ANSWER_LIMIT_S:.0f} s"
+        ) from None
     if process.returncode == 0:
         return process.stdout
     message = process.stderr.strip() or process.stdout.strip() or f"exit code {process.returncode}"
     if allowed is not None and allowed in message:
         return ""
-    msg = f"{program} failed: {message}"
-    raise SchedulerError(msg)
+    raise SchedulerError(f"{program} failed: {message}")

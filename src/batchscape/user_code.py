@@ -44,11 +44,10 @@ def call_by_path(
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there and needs one that is not
-        msg = (
+        raise ConfigError(
             f"_target_={path}: there is no module {error.name!r} in {Path.cwd()} or among the "
             "installed packages"
-        )
-        raise ConfigError(msg) from None
+        ) from None
     target: Callable[..., Any] | None = getattr(module, name, None)
     if target is None:
         raise _missing_name(path, vars(module))
@@ -63,8 +62,9 @@ def call_by_path(
         signature.bind(**arguments)
     except TypeError as error:
         names = ", ".join(arguments) or "none"
-        msg = f"_target_={path} does not take these arguments ({error}); given {names}"
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            f"_target_={path} does not take these arguments ({error}); given {names}"
+        ) from None
     return target(**arguments)
 
 
@@ -81,11 +81,10 @@ def source_hash(path: str) -> str:
     importlib.invalidate_caches()
     place = _place(top)
     if place is None:
-        msg = (
+        raise ConfigError(
             f"_target_={path}: there is no module {top!r} in {Path.cwd()} or among the installed "
             "packages"
         )
-        raise ConfigError(msg)
     files = _package_files(top, place)
     _refuse_unbound(path, files)
     if not place.is_installed():
@@ -252,8 +251,7 @@ def _missing_name(path: str, names: Iterable[str]) -> ConfigError:
 def _split(path: str) -> tuple[str, str]:
     module, _, name = path.rpartition(".")
     if not all(part.isidentifier() for part in (*module.split("."), name)):
-        msg = f"_target_={path!r}: an import path is package.module.name"
-        raise ConfigError(msg)
+        raise ConfigError(f"_target_={path!r}: an import path is package.module.name")
     return module, name
 
 

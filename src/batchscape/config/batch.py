@@ -26,8 +26,7 @@ class RampStage:
         """Refuse a stage whose length is given twice, or not at all."""
         if (self.samples is None) == (self.tokens is None):
             count = "both" if self.samples is not None else "neither"
-            msg = f"a stage of a ramp takes either samples or tokens; got {count}"
-            raise ValueError(msg)
+            raise ValueError(f"a stage of a ramp takes either samples or tokens; got {count}")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -75,8 +74,7 @@ class Budget:
         }
         if len(sizes) != 1:
             text = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "none of them"
-            msg = f"give exactly one of samples, tokens, optimizer_steps; got {text}"
-            raise ValueError(msg)
+            raise ValueError(f"give exactly one of samples, tokens, optimizer_steps; got {text}")
 
 
 @dataclass(frozen=True, config=STRICT)

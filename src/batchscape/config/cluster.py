@@ -66,15 +66,15 @@ class Cluster:
         if self.device is not None and (
             absent_names := [n for n, v in required.items() if v is None]
         ):
-            msg = (
+            raise ValueError(
                 f"a declared device needs {', '.join(absent_names)} too; given device={self.device}"
             )
-            raise ValueError(msg)
         try:
             re.compile(self.known_as or "")
         except re.error as error:
-            msg = f"known_as must be a regular expression; {self.known_as!r}: {error}"
-            raise ValueError(msg) from None
+            raise ValueError(
+                f"known_as must be a regular expression; {self.known_as!r}: {error}"
+            ) from None
 
     def is_called(self, name: str) -> bool:
         """Whether a driver's name for a device is of this kind."""

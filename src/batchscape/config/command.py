@@ -54,8 +54,9 @@ class Command:
         """Refuse names that cannot be placeholders."""
         for name in self.values:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                msg = f"values: {name!r} cannot be a placeholder; use letters, digits and _"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"values: {name!r} cannot be a placeholder; use letters, digits and _"
+                )
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -57,12 +57,11 @@ class TextFiles(_Text):
     def __post_init__(self) -> None:
         """Refuse `text` without a path, and `stdlib` with one."""
         if (self.path is None) != (self.name == "stdlib"):
-            msg = (
+            raise ValueError(
                 "data=text reads the text at data.path, and data=stdlib that of Python's standard "
                 f"library; got name={self.name}, path={self.path}; use data=text data.path=FILE, "
                 "or data=stdlib without a path"
             )
-            raise ValueError(msg)
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -106,11 +105,10 @@ class Documents(_Text):
     def __post_init__(self) -> None:
         """Refuse packed documents that have a class each."""
         if self.label_field is not None and self.layout == "packed":
-            msg = (
+            raise ValueError(
                 f"label_field={self.label_field} gives every document a class, so documents cannot "
                 "be packed; use layout=padded"
             )
-            raise ValueError(msg)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -69,11 +69,10 @@ class Measure:
         """Check that a cut has steps to time."""
         steps, first = self.steps_of_further_cuts, self.warmup_optimizer_steps
         if steps is not None and steps <= first:
-            msg = (
+            raise ValueError(
                 f"steps_of_further_cuts must be above warmup_optimizer_steps={first}, which are "
                 f"not timed; given {steps}; with 40 or more their median is stable"
             )
-            raise ValueError(msg)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -187,16 +186,17 @@ class Slurm(AnyLauncher):
         for name, value in self.sbatch.items():
             entry = f"sbatch: {{{name}: {value}}}"
             if name in _INSTEAD:
-                msg = f"the launcher sets --{name} of sbatch; got {entry}, use {_INSTEAD[name]}"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"the launcher sets --{name} of sbatch; got {entry}, use {_INSTEAD[name]}"
+                )
             if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
                 long_name = name.lstrip("-").replace("_", "-")
                 meant = long_name if len(long_name) > 1 else "partition or mem"
-                msg = f"sbatch takes long names of its options; got {entry}, use {meant}"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"sbatch takes long names of its options; got {entry}, use {meant}"
+                )
             if isinstance(value, str) and not value.isprintable():
-                msg = f"an option of sbatch is one line of text; got {name}: {value!r}"
-                raise ValueError(msg)
+                raise ValueError(f"an option of sbatch is one line of text; got {name}: {value!r}")
 
 
 LauncherSettings = Annotated[Local | Slurm, Field(discriminator="name")]
@@ -220,8 +220,9 @@ class WandbTracker:
         """Refuse names that W&B would refuse when the runs are done."""
         for key, name in (("project", self.project), ("entity", self.entity)):
             if name is not None and not re.fullmatch(r"[^/\\#?%:\x00-\x1f]{1,128}", name):
-                msg = f"{key} has 1 to 128 characters and none of / \\ # ? % :, got {name!r}"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"{key} has 1 to 128 characters and none of / \\ # ? % :, got {name!r}"
+                )
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -87,11 +87,10 @@ class JsonlMetrics(_LoggedMetrics):
         _check_path(self.path)
         _check_names(self.columns, "columns")
         if "optimizer_step" not in self.columns:
-            msg = (
+            raise ValueError(
                 "columns needs optimizer_step with the program's key of it, as in "
                 f"{{optimizer_step: iter}}; given {self.columns}"
             )
-            raise ValueError(msg)
         _check_units(self.columns, self.units)
         _check_loss(self.columns, self.loss_of)
 
@@ -131,26 +130,26 @@ class RegexMetrics(_LoggedMetrics):
 def _check_path(path: str) -> None:
     # A file elsewhere may be the log of another run, or of an earlier one.
     if not path or PurePath(path).is_absolute() or ".." in PurePath(path).parts:
-        msg = (
+        raise ValueError(
             f"path must be relative to the folder of the run and below it, got {path!r}; let the "
             "program write to {run_dir}"
         )
-        raise ValueError(msg)
 
 
 def _groups_of(pattern: str, setting: str, readable: tuple[str, ...]) -> set[str]:
     try:
         groups = set(re.compile(pattern).groupindex)
     except (re.error, OverflowError, RecursionError) as error:
-        msg = f"{setting} is no regular expression: {error}; got {pattern!r}"
-        raise ValueError(msg) from None
+        raise ValueError(f"{setting} is no regular expression: {error}; got {pattern!r}") from None
     _check_names(groups, setting, readable)
     if setting == "pattern" and "optimizer_step" not in groups:
-        msg = rf"{setting} must have a group (?P<optimizer_step>\d+); its groups: {sorted(groups)}"
-        raise ValueError(msg)
+        raise ValueError(
+            rf"{setting} must have a group (?P<optimizer_step>\d+); its groups: {sorted(groups)}"
+        )
     if not groups - {"optimizer_step"}:
-        msg = f"{setting} must have a group beside the step, such as (?P<{readable[-1]}>...)"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{setting} must have a group beside the step, such as (?P<{readable[-1]}>...)"
+        )
     return groups
 
 
@@ -158,19 +157,20 @@ def _check_names(
     names: set[str] | dict[str, str], setting: str, readable: tuple[str, ...] = _NAMES
 ) -> None:
     if unknown := sorted(set(names) - set(readable)):
-        msg = f"{setting} names {', '.join(unknown)}; what can be read: {', '.join(readable)}"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{setting} names {', '.join(unknown)}; what can be read: {', '.join(readable)}"
+        )
 
 
 def _check_units(names: set[str] | dict[str, str], units: dict[str, TimeUnit]) -> None:
     times = sorted(name for name in names if name.endswith("_s"))
     if missing := [name for name in times if name not in units]:
         units_text = ", ".join(get_args(TimeUnit))
-        msg = f"units must say the unit of {', '.join(missing)}, one of {units_text}"
-        raise ValueError(msg)
+        raise ValueError(f"units must say the unit of {', '.join(missing)}, one of {units_text}")
     if unknown := sorted(set(units) - set(times)):
-        msg = f"units names {', '.join(unknown)}, and the times that are read are {times}"
-        raise ValueError(msg)
+        raise ValueError(
+            f"units names {', '.join(unknown)}, and the times that are read are {times}"
+        )
 
 
 def _check_loss(names: set[str] | dict[str, str], loss_of: LossOf | None) -> None:

@@ -41,12 +41,11 @@ class Gpt(_Decoder):
     def __post_init__(self) -> None:
         """Refuse a width that the heads do not divide."""
         if self.d_model % self.n_heads:
-            msg = (
+            raise ValueError(
                 f"n_heads must divide d_model: {self.d_model} % {self.n_heads} = "
                 f"{self.d_model % self.n_heads}; use "
                 f"d_model={near_multiples(self.d_model, self.n_heads)}"
             )
-            raise ValueError(msg)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -71,12 +70,12 @@ class Llama(_Decoder):
             ("n_heads", self.n_heads, "n_kv_heads", self.n_kv_heads),
         ):
             if value % divisor:
-                msg = f"{divisor_name} must divide {name}: {value} % {divisor} = {value % divisor}"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"{divisor_name} must divide {name}: {value} % {divisor} = {value % divisor}"
+                )
         if self.d_model // self.n_heads % 2:
             width = self.d_model // self.n_heads
-            msg = f"rotary positions need an even d_model / n_heads; got {width}"
-            raise ValueError(msg)
+            raise ValueError(f"rotary positions need an even d_model / n_heads; got {width}")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -98,19 +97,18 @@ class Transformers:
     def __post_init__(self) -> None:
         """Refuse a network that neither a folder nor its settings give, or that both give."""
         if self.path is None and "model_type" not in self.settings:
-            msg = "give model.path, or model.settings with a model_type such as gpt2 or llama"
-            raise ValueError(msg)
+            raise ValueError(
+                "give model.path, or model.settings with a model_type such as gpt2 or llama"
+            )
         if self.path is not None and "model_type" in self.settings:
-            msg = (
+            raise ValueError(
                 f"model.path={self.path} takes the network from a folder, and settings with a "
                 f"model_type build one without: those of model_type={self.settings['model_type']} "
                 f"would replace the folder's sizes. Use model=hf model.path={self.path}, and "
                 "+model.settings.NAME=VALUE for an entry that is to differ from the folder's"
             )
-            raise ValueError(msg)
         if self.pretrained and self.path is None:
-            msg = "pretrained=true needs model.path, a folder with weights"
-            raise ValueError(msg)
+            raise ValueError("pretrained=true needs model.path, a folder with weights")
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -90,7 +90,7 @@ class Scaling:
         """Refuse a scaling rule without its reference batch, and the reverse."""
         rules = {self.learning_rate, self.betas, self.weight_decay} - {"none"}
         if bool(rules) != (self.reference_global_batch_size is not None):
-            msg = (
+            raise ValueError(
                 "a scaling rule and reference_global_batch_size go together; given "
                 f"scaling.learning_rate={self.learning_rate}, scaling.betas={self.betas}, "
                 f"scaling.weight_decay={self.weight_decay} and reference_global_batch_size="
@@ -102,7 +102,6 @@ class Scaling:
                     else "choose a rule, or set it to null"
                 )
             )
-            raise ValueError(msg)
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)

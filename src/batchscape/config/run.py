@@ -77,33 +77,29 @@ class RunConfig:
             if problem := find_problem(self):
                 raise ValueError(problem)
         if self.device.memory_limit_gib is not None and isinstance(self.engine, Command):
-            msg = (
+            raise ValueError(
                 f"device.memory_limit_gib={self.device.memory_limit_gib:g} holds for the ranks of "
                 "our own loop; a program of engine=command allocates by itself: leave it null"
             )
-            raise ValueError(msg)
         tokens_by_setting = {"budget": self.budget.tokens}
         tokens_by_setting |= {
             f"batch.ramp, stage {n}": s.tokens for n, s in enumerate(self.batch.ramp, 1)
         }
         for setting, tokens in tokens_by_setting.items():
             if tokens is not None and not self.is_packed:
-                msg = (
+                raise ValueError(
                     f"{setting}: tokens={tokens} needs packed text, where every sample has "
                     "sequence_length tokens; give samples instead"
                 )
-                raise ValueError(msg)
         if self.batch.ramp and self.batch.global_batch_size is self.batch.global_batch_tokens:
-            msg = "batch.ramp leads up to a global batch: give batch.global_batch_size"
-            raise ValueError(msg)
+            raise ValueError("batch.ramp leads up to a global batch: give batch.global_batch_size")
         factors = [stage.learning_rate_factor for stage in self.batch.ramp]
         if any(factors) and self.scaling.learning_rate != "none":
-            msg = (
+            raise ValueError(
                 f"batch.ramp gives factors of the learning rate, {factors}, and "
                 f"scaling.learning_rate={self.scaling.learning_rate} makes rates of the global "
                 "batches: leave out one of them"
             )
-            raise ValueError(msg)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
@@ -112,8 +108,9 @@ class RunConfig:
             # Strict validation takes objects only from JSON; it refuses "8", 8.0 and true for 8.
             text = json.dumps(mapping)
         except (TypeError, ValueError) as error:
-            msg = f"a setting is neither a number, a text, a list nor a mapping: {error}"
-            raise ConfigError(msg) from None
+            raise ConfigError(
+                f"a setting is neither a number, a text, a list nor a mapping: {error}"
+            ) from None
         try:
             return _ADAPTER.validate_json(text)
         except ValidationError as error:
@@ -138,8 +135,7 @@ class RunConfig:
     def in_process(self) -> InProcess:
         """The engine of a run that our own loop trains."""
         if isinstance(self.engine, Command):
-            msg = "engine=command trains by a program, not in our own loop"
-            raise AssertionError(msg)
+            raise AssertionError("engine=command trains by a program, not in our own loop")
         return self.engine
 
     @property

@@ -22,12 +22,11 @@ Objective = Literal[
 
 def _refuse_list(objective: object) -> object:
     if isinstance(objective, list):
-        msg = (
+        raise ValueError(
             "a search has one objective, which is written as one name, such as "
             f"search.objective=loss; given the list {objective}. Two quantities are compared by a "
             "grid of plain runs: list the values, without search="
         )
-        raise ValueError(msg)
     return objective
 
 

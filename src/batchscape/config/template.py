@@ -24,11 +24,10 @@ def placeholders(text: str) -> list[str]:
         if part[0] in {"{{", "}}"}:
             continue
         if name is None or not _NAME.fullmatch(name):
-            msg = (
+            raise ConfigError(
                 f"{text!r}: {part[0]!r} is no placeholder; those are {{name}}, and a brace of the "
                 "text's own is doubled: {{ or }}"
             )
-            raise ConfigError(msg)
         names.append(name)
     return names
 

@@ -177,9 +177,9 @@ def _accelerator_problem() -> str | None:
 def _sees_accelerator() -> bool:
     """Return whether torch finds an accelerator; one that cannot be imported finds none."""
     with suppress(Exception):
-        import torch
+        from batchscape.device import is_accelerator_here
 
-        return torch.accelerator.is_available()
+        return is_accelerator_here()
     return False
 
 

@@ -9,6 +9,14 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.types import STRICT, Affects, Count, Positive
 
 
+def give_one(**sizes: int | None) -> None:
+    """Refuse a length that is given in several sizes, or in none."""
+    given = [f"{name}={size}" for name, size in sizes.items() if size is not None]
+    if len(given) != 1:
+        text = ", ".join(given) or "none of them"
+        raise ValueError(f"give exactly one of {', '.join(sizes)}; got {text}")
+
+
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class RampStage:
     """A part of the training with a global batch of its own."""
@@ -24,9 +32,7 @@ class RampStage:
 
     def __post_init__(self) -> None:
         """Refuse a stage whose length is given twice, or not at all."""
-        if (self.samples is None) == (self.tokens is None):
-            count = "both" if self.samples is not None else "neither"
-            raise ValueError(f"a stage of a ramp takes either samples or tokens; got {count}")
+        give_one(samples=self.samples, tokens=self.tokens)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -67,14 +73,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Refuse a budget with several sizes, or none."""
-        sizes = {
-            name: getattr(self, name)
-            for name in ("samples", "tokens", "optimizer_steps")
-            if getattr(self, name) is not None
-        }
-        if len(sizes) != 1:
-            text = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "none of them"
-            raise ValueError(f"give exactly one of samples, tokens, optimizer_steps; got {text}")
+        steps = self.optimizer_steps
+        give_one(samples=self.samples, tokens=self.tokens, optimizer_steps=steps)
 
 
 @dataclass(frozen=True, config=STRICT)

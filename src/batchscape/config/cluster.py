@@ -59,13 +59,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         """Refuse a declared machine that lacks a figure of every plan."""
-        required = {
-            name: getattr(self, name)
-            for name in ("compute_capability", "memory_gib", "devices_per_node", "nodes")
-        }
-        if self.device is not None and (
-            absent_names := [n for n, v in required.items() if v is None]
-        ):
+        required = ("compute_capability", "memory_gib", "devices_per_node", "nodes")
+        absent_names = [name for name in required if getattr(self, name) is None]
+        if self.device is not None and absent_names:
             raise ValueError(
                 f"a declared device needs {', '.join(absent_names)} too; given device={self.device}"
             )

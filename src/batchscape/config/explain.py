@@ -13,14 +13,13 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import annotated_types
 import yaml
 from pydantic.fields import FieldInfo
 
 from batchscape.config.messages import tags_of
 from batchscape.config.run import RunConfig
-from batchscape.config.settings import SETTINGS, members_of
-from batchscape.config.types import key_of
+from batchscape.config.settings import SETTINGS
+from batchscape.config.types import key_of, members_of
 from batchscape.text import list_text
 
 DECIDED = {(setting.owner, setting.path[-1]): str(setting.affects) for setting in SETTINGS}
@@ -32,6 +31,8 @@ _WORDS = {
     str: "text",
     NoneType: "`null`",
 }
+
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def meaning_of(owner: type, name: str) -> str:
@@ -132,12 +133,6 @@ def _comment(text: str) -> list[str]:
 def _bounds_of(mark: object) -> Iterator[str]:
     """Yield the bounds that a mark of a type sets."""
     for inner in mark.metadata if isinstance(mark, FieldInfo) else ():
-        match inner:
-            case annotated_types.Ge(ge=bound):
-                yield f"≥ {bound}"
-            case annotated_types.Gt(gt=bound):
-                yield f"> {bound}"
-            case annotated_types.Le(le=bound):
-                yield f"≤ {bound}"
-            case annotated_types.Lt(lt=bound):
-                yield f"< {bound}"
+        for name, sign in _BOUNDS.items():
+            if (bound := getattr(inner, name, None)) is not None:
+                yield f"{sign} {bound}"

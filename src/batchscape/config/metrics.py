@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from pathlib import PurePath
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from batchscape.config.types import STRICT
@@ -30,6 +31,18 @@ GEOMETRY_NAMES = (
 """Figures that a program may log about the batch that it really uses."""
 _NAMES = tuple(dict.fromkeys(STEP_COLUMNS + EVALUATION_COLUMNS + GEOMETRY_NAMES))
 
+
+def _is_below(path: str) -> str:
+    # A file elsewhere may be the log of another run, or of an earlier one.
+    if not path or PurePath(path).is_absolute() or ".." in PurePath(path).parts:
+        raise ValueError(
+            f"path must be relative to the folder of the run and below it, got {path!r}; let the "
+            "program write to {run_dir}"
+        )
+    return path
+
+
+LogPath = Annotated[str, AfterValidator(_is_below)]
 LossOf = Literal["global_batch", "other"]
 TimeUnit = Literal["s", "ms", "us", "min", "h"]
 
@@ -46,23 +59,19 @@ class TrainerStateMetrics:
     """The `trainer_state.json` of a Hugging Face `Trainer`."""
 
     kind: Literal["trainer_state"]
-    path: str = "."
+    path: LogPath = "."
     """The file, or the output folder: its own file, else that of its latest checkpoint; relative
     to the folder of the run."""
     eval_loss: str | None = None
     """Key of the held-out loss, such as `eval_validation_loss` of a Trainer with several evaluation
     sets; null: `eval_loss`, or that of the only set."""
 
-    def __post_init__(self) -> None:
-        """Check the path."""
-        _check_path(self.path)
-
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class _LoggedMetrics:
     """Settings of logs whose columns the user names."""
 
-    path: str = "log.txt"
+    path: LogPath = "log.txt"
     """The file, relative to the folder of the run; `log.txt` is what the program printed."""
     units: dict[str, TimeUnit] = Field(default_factory=dict)
     """Unit of every time that is read: s, ms, us, min or h."""
@@ -72,6 +81,21 @@ class _LoggedMetrics:
     over more steps than that is the loss of no step: leave it out."""
     first_step: int = 1
     """Number that the program gives to its first optimizer step."""
+
+    def check_read(self, names: Set[str]) -> None:
+        """Refuse times without a unit, units without a time, and a loss that may be any mean."""
+        times = {name for name in names if name.endswith("_s")}
+        if times != set(self.units):
+            raise ValueError(
+                f"units must say the unit of each time that is read, one of "
+                f"{', '.join(get_args(TimeUnit))}; read: {sorted(times)}, given {self.units}"
+            )
+        if ("loss" in names) != (self.loss_of is not None):
+            raise ValueError(
+                "loss_of must say what the program's loss is a mean over, where a loss is read: "
+                "global_batch, or other (the part of one rank, one micro-batch, several steps); "
+                f"given {self.loss_of}, read: {sorted(names)}"
+            )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -84,15 +108,13 @@ class JsonlMetrics(_LoggedMetrics):
 
     def __post_init__(self) -> None:
         """Check the rules between settings."""
-        _check_path(self.path)
-        _check_names(self.columns, "columns")
+        _check_names(self.columns.keys(), "columns", _NAMES)
         if "optimizer_step" not in self.columns:
             raise ValueError(
                 "columns needs optimizer_step with the program's key of it, as in "
                 f"{{optimizer_step: iter}}; given {self.columns}"
             )
-        _check_units(self.columns, self.units)
-        _check_loss(self.columns, self.loss_of)
+        self.check_read(self.columns.keys())
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -113,7 +135,6 @@ class RegexMetrics(_LoggedMetrics):
 
     def __post_init__(self) -> None:
         """Check the rules between settings."""
-        _check_path(self.path)
         names: set[str] = set()
         for setting, readable in (
             ("pattern", STEP_COLUMNS),
@@ -123,17 +144,7 @@ class RegexMetrics(_LoggedMetrics):
             pattern = getattr(self, setting)
             if pattern is not None:
                 names |= _groups_of(pattern, setting, readable)
-        _check_units(names, self.units)
-        _check_loss(names, self.loss_of)
-
-
-def _check_path(path: str) -> None:
-    # A file elsewhere may be the log of another run, or of an earlier one.
-    if not path or PurePath(path).is_absolute() or ".." in PurePath(path).parts:
-        raise ValueError(
-            f"path must be relative to the folder of the run and below it, got {path!r}; let the "
-            "program write to {run_dir}"
-        )
+        self.check_read(names)
 
 
 def _groups_of(pattern: str, setting: str, readable: tuple[str, ...]) -> set[str]:
@@ -153,37 +164,11 @@ def _groups_of(pattern: str, setting: str, readable: tuple[str, ...]) -> set[str
     return groups
 
 
-def _check_names(
-    names: set[str] | dict[str, str], setting: str, readable: tuple[str, ...] = _NAMES
-) -> None:
-    if unknown := sorted(set(names) - set(readable)):
+def _check_names(names: Set[str], setting: str, readable: tuple[str, ...]) -> None:
+    if unknown := sorted(names - set(readable)):
         raise ValueError(
             f"{setting} names {', '.join(unknown)}; what can be read: {', '.join(readable)}"
         )
-
-
-def _check_units(names: set[str] | dict[str, str], units: dict[str, TimeUnit]) -> None:
-    times = sorted(name for name in names if name.endswith("_s"))
-    if missing := [name for name in times if name not in units]:
-        units_text = ", ".join(get_args(TimeUnit))
-        raise ValueError(f"units must say the unit of {', '.join(missing)}, one of {units_text}")
-    if unknown := sorted(set(units) - set(times)):
-        raise ValueError(
-            f"units names {', '.join(unknown)}, and the times that are read are {times}"
-        )
-
-
-def _check_loss(names: set[str] | dict[str, str], loss_of: LossOf | None) -> None:
-    if ("loss" in names) == (loss_of is not None):
-        return
-    if loss_of is not None:
-        msg = f"loss_of={loss_of} is given, but no loss is read"
-    else:
-        msg = (
-            "loss_of must say what the program's loss is a mean over: global_batch, or other (the "
-            "part of one rank, one micro-batch, several steps)"
-        )
-    raise ValueError(msg)
 
 
 Metrics = Annotated[

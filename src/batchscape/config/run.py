@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -73,33 +73,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Check the rules between groups."""
-        for find_problem in (_program_problem, _data_problem, _engine_problem):
-            if problem := find_problem(self):
-                raise ValueError(problem)
-        if self.device.memory_limit_gib is not None and isinstance(self.engine, Command):
-            raise ValueError(
-                f"device.memory_limit_gib={self.device.memory_limit_gib:g} holds for the ranks of "
-                "our own loop; a program of engine=command allocates by itself: leave it null"
-            )
-        tokens_by_setting = {"budget": self.budget.tokens}
-        tokens_by_setting |= {
-            f"batch.ramp, stage {n}": s.tokens for n, s in enumerate(self.batch.ramp, 1)
-        }
-        for setting, tokens in tokens_by_setting.items():
-            if tokens is not None and not self.is_packed:
-                raise ValueError(
-                    f"{setting}: tokens={tokens} needs packed text, where every sample has "
-                    "sequence_length tokens; give samples instead"
-                )
-        if self.batch.ramp and self.batch.global_batch_size is self.batch.global_batch_tokens:
-            raise ValueError("batch.ramp leads up to a global batch: give batch.global_batch_size")
-        factors = [stage.learning_rate_factor for stage in self.batch.ramp]
-        if any(factors) and self.scaling.learning_rate != "none":
-            raise ValueError(
-                f"batch.ramp gives factors of the learning rate, {factors}, and "
-                f"scaling.learning_rate={self.scaling.learning_rate} makes rates of the global "
-                "batches: leave out one of them"
-            )
+        if problem := next(_problems(self), None):
+            raise ValueError(problem)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
@@ -151,70 +126,94 @@ class RunConfig:
         return self.sequence_length is not None
 
 
-def _program_problem(config: RunConfig) -> str | None:
-    """Say which part of the user's own program is missing; None where all or none are given."""
+def _problems(config: RunConfig) -> Iterator[str]:
+    """Yield the rules between groups that a configuration breaks."""
+    ramp, is_of_program = config.batch.ramp, isinstance(config.engine, Command)
     is_chosen = {
-        "engine=command": isinstance(config.engine, Command),
+        "engine=command": is_of_program,
         "model=external": isinstance(config.model, ExternalModel),
         "data=external": isinstance(config.data, ExternalData),
     }
     absent_options = [option for option, chosen in is_chosen.items() if not chosen]
-    if len(absent_options) in {0, len(is_chosen)}:
-        return None
-    return (
-        "a program of your own has model and data of its own, so engine=command, model=external "
-        f"and data=external go together; add {' '.join(absent_options)}, or choose none of them"
-    )
+    if len(absent_options) not in {0, len(is_chosen)}:
+        yield (
+            "a program of your own has model and data of its own, so engine=command, "
+            "model=external and data=external go together; add "
+            f"{' '.join(absent_options)}, or choose none of them"
+        )
+    option = _option_for_data(config)
+    if option is not None:
+        yield f"data={config.data.name} cannot feed model={config.model.name}; use {option}"
+    yield from _engine_problems(config)
+    if config.device.memory_limit_gib is not None and is_of_program:
+        yield (
+            f"device.memory_limit_gib={config.device.memory_limit_gib:g} holds for the ranks of "
+            "our own loop; a program of engine=command allocates by itself: leave it null"
+        )
+    tokens_by_setting = {"budget": config.budget.tokens}
+    tokens_by_setting |= {f"batch.ramp, stage {n}": s.tokens for n, s in enumerate(ramp, 1)}
+    for setting, tokens in tokens_by_setting.items():
+        if tokens is not None and not config.is_packed:
+            yield (
+                f"{setting}: tokens={tokens} needs packed text, where every sample has "
+                "sequence_length tokens; give samples instead"
+            )
+    if ramp and config.batch.global_batch_size is config.batch.global_batch_tokens:
+        yield "batch.ramp leads up to a global batch: give batch.global_batch_size"
+    factors = [stage.learning_rate_factor for stage in ramp]
+    if any(factors) and config.scaling.learning_rate != "none":
+        yield (
+            f"batch.ramp gives factors of the learning rate, {factors}, and scaling.learning_rate="
+            f"{config.scaling.learning_rate} makes rates of the global batches: leave out one of "
+            "them"
+        )
 
 
-def _data_problem(config: RunConfig) -> str | None:
-    """Say why data cannot feed a model; None where they can, or where only a run shows it."""
+def _option_for_data(config: RunConfig) -> str | None:
+    """Return the model that data need; None where they have it, or where only a run shows it."""
     model, data = config.model, config.data
     if isinstance(model, CustomModel | ExternalModel) or isinstance(data, CustomData):
         return None
     if isinstance(data, Digits):
-        fits, option = isinstance(model, Mlp), "model=mlp"
-    elif isinstance(data, Documents) and data.label_field is not None:
-        fits, option = isinstance(model, Transformers), "model=hf (a sequence classifier)"
-    else:
-        fits, option = not isinstance(model, Mlp), "model=gpt_nano (or another language model)"
-    return None if fits else f"data={data.name} cannot feed model={model.name}; use {option}"
+        return None if isinstance(model, Mlp) else "model=mlp"
+    if isinstance(data, Documents) and data.label_field is not None:
+        return None if isinstance(model, Transformers) else "model=hf (a sequence classifier)"
+    return "model=gpt_nano (or another language model)" if isinstance(model, Mlp) else None
 
 
-def _engine_problem(config: RunConfig) -> str | None:
-    """Say which setting the engine does not support; None where it supports all."""
+def _engine_problems(config: RunConfig) -> Iterator[str]:
+    """Yield what the engine does not support."""
     engine = config.engine
     unsupported = {Fsdp: {"float16"}, DeepSpeed: {"float16", "float64"}}.get(type(engine), set())
     if engine.precision in unsupported:
-        return (
+        yield (
             f"engine={engine.name} has no {engine.precision}, got engine.precision="
             f"{engine.precision}; use float32 or bfloat16, or engine=ddp"
         )
     if isinstance(engine, DeepSpeed) and engine.compile:
-        return (
+        yield (
             "engine=deepspeed exchanges by hooks in the model, which a compiler would take in; got "
             "engine.compile=true; use engine=ddp or fsdp, or engine.compile=false"
         )
     stage = engine.zero_stage if isinstance(engine, DeepSpeed) else 0
     if isinstance(config.optimizer, Muon) and cuts_updates(engine):
         engine_text = "engine=fsdp" if stage == 0 else f"engine=deepspeed with zero_stage={stage}"
-        return (
+        yield (
             f"optimizer=muon needs whole matrices in every update, and {engine_text} gives each "
             "rank a part of them; use optimizer=adamw, engine=ddp, or engine=deepspeed with "
             "zero_stage=0"
         )
     if config.evaluation.ema_half_life_tokens is not None and stage == 3:
-        return (
+        yield (
             "evaluation.ema_half_life_tokens averages parameters where they are, and "
             "engine=deepspeed with zero_stage=3 keeps them apart from the model; set it to null, "
             "or use zero_stage of at most 2, or engine=fsdp"
         )
     if config.batch.ramp and isinstance(engine, Accelerate | DeepSpeed):
-        return (
+        yield (
             f"batch.ramp changes the geometry during the training, and engine={engine.name} is "
             "given one geometry when it is built; use engine=ddp, fsdp or fabric, or no ramp"
         )
-    return None
 
 
 _ADAPTER = TypeAdapter(RunConfig)

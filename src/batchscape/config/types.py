@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from enum import Flag, auto
-from typing import Annotated, Any, Final
+from types import UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -44,6 +46,14 @@ def key_of(field: str, hint: Any) -> str:  # noqa: ANN401  (a type)
     marks = getattr(hint, "__metadata__", ())
     aliases = (mark.alias for mark in marks if isinstance(mark, FieldInfo))
     return next(filter(None, aliases), field)
+
+
+def members_of(hint: Any) -> list[type]:  # noqa: ANN401  (a type)
+    """Return the dataclasses of a group's type; none for a setting, such as a list of them."""
+    if isinstance(hint, type):
+        return [hint] if is_dataclass(hint) else []
+    nested = get_args(hint) if get_origin(hint) in {Annotated, Union, UnionType} else ()
+    return [member for one in nested for member in members_of(one)]
 
 
 OUR_LOOP: Final = "our loop"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic.dataclasses import dataclass
-
-from batchscape.config.types import STRICT, Affects, Count, Positive
+from batchscape.config.types import Affects, Count, Positive, keyword_settings, settings
 
 
 def give_one(**sizes: int | None) -> None:
@@ -17,7 +15,7 @@ def give_one(**sizes: int | None) -> None:
         raise ValueError(f"give exactly one of {', '.join(sizes)}; got {text}")
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class RampStage:
     """A part of the training with a global batch of its own."""
 
@@ -35,7 +33,7 @@ class RampStage:
         give_one(samples=self.samples, tokens=self.tokens)
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Batch:
     """How one global batch is cut. What is null is derived; a remainder is refused."""
 
@@ -58,7 +56,7 @@ class Batch:
     a factor of that of the optimizer, which is that of the last stage."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Budget:
     """How long to train: exactly one of the three sizes, perhaps a target, and when to give up."""
 
@@ -77,7 +75,7 @@ class Budget:
         give_one(samples=self.samples, tokens=self.tokens, optimizer_steps=steps)
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Evaluation:
     """Loss on a fixed held-out set, in fixed batches that do not depend on the geometry."""
 

@@ -11,9 +11,8 @@ from typing import Literal, cast
 
 import yaml
 from pydantic import Field, TypeAdapter
-from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Count, Positive
+from batchscape.config.types import Count, Positive, settings
 
 _FILES = Path(__file__).parents[1] / "conf" / "cluster"
 _THIS_MACHINE = "this_machine"
@@ -21,7 +20,7 @@ _THIS_MACHINE = "this_machine"
 Product = Literal["float64", "float32", "tf32", "float16", "bfloat16"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Cluster:
     """Devices and links that a plan is made for.
 

@@ -6,15 +6,14 @@ import re
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import OUR_LOOP, STRICT, Affects, Count, NonNegative, Positive
+from batchscape.config.types import OUR_LOOP, Affects, Count, NonNegative, Positive, settings
 
 Repeated = Literal["failed", "oom", "timeout", "all"]
 """Statuses of runs that can be launched again, or all of them."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Loader:
     """The processes that fetch the samples of a rank."""
 
@@ -23,7 +22,7 @@ class Loader:
     itself does."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Device:
     """What a run may take of each device: a smaller device, emulated by a larger one."""
 
@@ -32,7 +31,7 @@ class Device:
     there is. What counts, on CUDA and on a CPU: `measure.memory_limit`."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Checkpoint:
     """When the state of a run is written, so that it can go on after an interruption."""
 
@@ -44,7 +43,7 @@ class Checkpoint:
     with it."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Measure:
     """Measurements beside the loss."""
 
@@ -75,7 +74,7 @@ class Measure:
             )
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class AnyLauncher:
     """Settings of every launcher."""
 
@@ -130,7 +129,7 @@ class AnyLauncher:
         return self.oversubscribe or 1
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Local(AnyLauncher):
     """Runs on this machine."""
 
@@ -156,7 +155,7 @@ _INSTEAD = {
 """Options of `sbatch` that the launcher sets, and the settings in their place."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Slurm(AnyLauncher):
     """Runs in jobs of a Slurm cluster, each a launcher inside its allocation."""
 
@@ -202,7 +201,7 @@ class Slurm(AnyLauncher):
 LauncherSettings = Annotated[Local | Slurm, Field(discriminator="name")]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class WandbTracker:
     """Weights & Biases, mirrored from the run folders by a process of its own."""
 
@@ -225,7 +224,7 @@ class WandbTracker:
                 )
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class NoTracker:
     """The run folders alone."""
 

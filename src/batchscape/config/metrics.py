@@ -8,9 +8,8 @@ from pathlib import PurePath
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field
-from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT
+from batchscape.config.types import keyword_settings, settings
 
 PROGRESS_COLUMNS = ("optimizer_step", "samples", "tokens", "train_time_s")
 STEP_COLUMNS = (
@@ -47,14 +46,14 @@ LossOf = Literal["global_batch", "other"]
 TimeUnit = Literal["s", "ms", "us", "min", "h"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class RecorderMetrics:
     """The program calls `batchscape.recorder` or `batchscape.transformers_callback`."""
 
     kind: Literal["recorder"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class TrainerStateMetrics:
     """The `trainer_state.json` of a Hugging Face `Trainer`."""
 
@@ -67,7 +66,7 @@ class TrainerStateMetrics:
     sets; null: `eval_loss`, or that of the only set."""
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class _LoggedMetrics:
     """Settings of logs whose columns the user names."""
 
@@ -98,7 +97,7 @@ class _LoggedMetrics:
             )
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class JsonlMetrics(_LoggedMetrics):
     """A file with one JSON object a line."""
 
@@ -117,7 +116,7 @@ class JsonlMetrics(_LoggedMetrics):
         self.check_read(self.columns.keys())
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class RegexMetrics(_LoggedMetrics):
     r"""Regular expressions over the text that the program prints.
 

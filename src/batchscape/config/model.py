@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from batchscape.config.command import ExternalModel
-from batchscape.config.types import STRICT, Affects, Count, Fraction, Positive
+from batchscape.config.types import Affects, Count, Fraction, Positive, keyword_settings, settings
 from batchscape.text import near_multiples
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class _Decoder:
     """Settings of both built-in language models."""
 
@@ -30,7 +29,7 @@ class _Decoder:
     loss and gradient part by part take less memory."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Gpt(_Decoder):
     """A decoder-only transformer: pre-norm, learned positions, tied embeddings, SDPA."""
 
@@ -48,7 +47,7 @@ class Gpt(_Decoder):
             )
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Llama(_Decoder):
     """A decoder-only transformer in the style of Llama.
 
@@ -78,7 +77,7 @@ class Llama(_Decoder):
             raise ValueError(f"rotary positions need an even d_model / n_heads; got {width}")
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Transformers:
     """A model of Hugging Face `transformers`, from a local folder or from settings alone.
 
@@ -111,7 +110,7 @@ class Transformers:
             raise ValueError("pretrained=true needs model.path, a folder with weights")
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class CustomModel:
     """A module of your own: `_target_` is called with the arguments and returns it."""
 
@@ -122,7 +121,7 @@ class CustomModel:
     """Its keyword arguments."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Mlp:
     """A multi-layer perceptron with GELU, for classification."""
 

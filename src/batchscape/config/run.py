@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
 
 from batchscape.config.batch import Batch, Budget, Evaluation
 from batchscape.config.cluster import Cluster
@@ -33,11 +32,11 @@ from batchscape.config.messages import explain
 from batchscape.config.model import CustomModel, Mlp, Model, Transformers
 from batchscape.config.optimizer import Muon, Optimizer, Scaling, Schedule
 from batchscape.config.search import NoSearch, Search
-from batchscape.config.types import OUR_LOOP, STRICT, Affects, NonNegative, Seed
+from batchscape.config.types import OUR_LOOP, Affects, NonNegative, Seed, settings
 from batchscape.errors import ConfigError
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class RunConfig:
     """All settings of one run."""
 

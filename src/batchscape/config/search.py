@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
-from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Count, NonNegative
+from batchscape.config.types import Count, NonNegative, settings
 
 Objective = Literal[
     "loss",
@@ -30,14 +29,14 @@ def _refuse_list(objective: object) -> object:
     return objective
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class NoSearch:
     """Every combination of the values that are given."""
 
     name: Literal["none"] = "none"
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Sampler:
     """Trials, one after the other, then a small grid around the best."""
 

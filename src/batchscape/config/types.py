@@ -5,13 +5,36 @@ from __future__ import annotations
 from dataclasses import is_dataclass
 from enum import Flag, auto
 from types import UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-STRICT = ConfigDict(extra="forbid", strict=True)
+T = TypeVar("T")
+_STRICT = ConfigDict(extra="forbid", strict=True)
 """No unknown settings, no conversions."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(Field,))
+def settings(owner: type[T]) -> type[T]:
+    """Make a class one of settings, which are validated and then stay as they are."""
+    return dataclass(frozen=True, config=_STRICT)(owner)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
+def keyword_settings(owner: type[T]) -> type[T]:
+    """Make a class one of settings as `settings` does, each given by its name."""
+    return dataclass(frozen=True, kw_only=True, config=_STRICT)(owner)
 
 
 class Affects(Flag):

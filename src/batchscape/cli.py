@@ -141,27 +141,27 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _geometry(arguments: list[str]) -> int:
-    given = vars(Parser("geometry", nodes=1).parse_args(arguments))
+    options = vars(Parser("geometry", nodes=1).parse_args(arguments))
     from batchscape.geometry import enumerate_geometries
     from batchscape.record.spec import plain_geometry
 
     geometries = enumerate_geometries(
-        given["global"],
-        nodes=given["nodes"],
-        data_parallel_sizes=given["devices"],
-        max_data_parallel_size=given["max_devices"],
-        max_micro_batch_size=given["max_micro"],
-        max_gradient_accumulation_steps=given["max_accumulation"],
+        options["global"],
+        nodes=options["nodes"],
+        data_parallel_sizes=options["devices"],
+        max_data_parallel_size=options["max_devices"],
+        max_micro_batch_size=options["max_micro"],
+        max_gradient_accumulation_steps=options["max_accumulation"],
     )
     if not geometries:
-        ways = enumerate_geometries(given["global"])
+        ways = enumerate_geometries(options["global"])
         counts = list_text(dict.fromkeys(geometry.data_parallel_size for geometry in ways), "")
         raise ConfigError(
             "devices x micro-batch x accumulation must be the global batch, and devices a multiple "
-            f"of the nodes; given {shlex.join(arguments)}; a global batch of {given['global']} can "
-            f"take {counts} devices; or raise a limit"
+            f"of the nodes; given {shlex.join(arguments)}; a global batch of {options['global']} "
+            f"can take {counts} devices; or raise a limit"
         )
-    if given["json"]:
+    if options["json"]:
         return _say_json([plain_geometry(geometry) for geometry in geometries])
     return _say("".join(f"{geometry}\n" for geometry in geometries))
 
@@ -383,23 +383,23 @@ def _check_config(arguments: list[str]) -> int:
 
 
 def _configs(arguments: list[str]) -> int:
-    given = vars(Parser("configs", precision="float32", clip=1.0, zero=1).parse_args(arguments))
+    options = vars(Parser("configs", precision="float32", clip=1.0, zero=1).parse_args(arguments))
     from batchscape.geometry import solve
     from batchscape.interop.write import write_configs
 
     geometry = solve(
-        nodes=given["nodes"],
-        data_parallel_size=given["devices"],
-        micro_batch_size=given["micro"],
-        gradient_accumulation_steps=given["accumulation"],
-        global_batch_size=given["global"],
+        nodes=options["nodes"],
+        data_parallel_size=options["devices"],
+        micro_batch_size=options["micro"],
+        gradient_accumulation_steps=options["accumulation"],
+        global_batch_size=options["global"],
     )
     written = write_configs(
         geometry,
-        given["out"],
-        precision=given["precision"],
-        gradient_clip_norm=given["clip"] or None,
-        zero_stage=given["zero"],
+        options["out"],
+        precision=options["precision"],
+        gradient_clip_norm=options["clip"] or None,
+        zero_stage=options["zero"],
     )
     _console().print(f"devices x micro-batch x accumulation = {geometry}")
     for path in written:

@@ -123,9 +123,9 @@ def _options_and_settings(arguments: Sequence[str]) -> tuple[argparse.Namespace,
         raise ConfigError(str(error)) from None
     if unknown := next((word for word in settings if word.startswith("-")), None):
         name = unknown.partition("=")[0]
-        known = ("--cfg", "--config-dir", "--multirun", "--resolve", "--retry")
+        names = ("--cfg", "--config-dir", "--multirun", "--resolve", "--retry")
         raise ConfigError(
-            f"there is no option {name}{suggest(name, known)}; settings have no dashes"
+            f"there is no option {name}{suggest(name, names)}; settings have no dashes"
         )
     statuses = get_args(Repeated)
     for text in options.retry:

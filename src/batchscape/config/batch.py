@@ -9,9 +9,9 @@ from batchscape.config.types import Affects, Count, Positive, keyword_settings, 
 
 def give_one(**sizes: int | None) -> None:
     """Refuse a length that is given in several sizes, or in none."""
-    given = [f"{name}={size}" for name, size in sizes.items() if size is not None]
-    if len(given) != 1:
-        text = ", ".join(given) or "none of them"
+    lengths = [f"{name}={size}" for name, size in sizes.items() if size is not None]
+    if len(lengths) != 1:
+        text = ", ".join(lengths) or "none of them"
         raise ValueError(f"give exactly one of {', '.join(sizes)}; got {text}")
 
 

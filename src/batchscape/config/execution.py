@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from batchscape.config.types import OUR_LOOP, Affects, Count, NonNegative, Positive, settings
 
@@ -201,6 +201,16 @@ class Slurm(AnyLauncher):
 LauncherSettings = Annotated[Local | Slurm, Field(discriminator="name")]
 
 
+def _is_accepted(name: str) -> str:
+    # W&B would refuse it when the runs are done.
+    if not re.fullmatch(r"[^/\\#?%:\x00-\x1f]{1,128}", name):
+        raise ValueError(f"it has 1 to 128 characters and none of / \\ # ? % :, got {name!r}")
+    return name
+
+
+_WandbName = Annotated[str, AfterValidator(_is_accepted)]
+
+
 @settings
 class WandbTracker:
     """Weights & Biases, mirrored from the run folders by a process of its own."""
@@ -208,20 +218,12 @@ class WandbTracker:
     name: Literal["wandb"]
     mode: Literal["auto", "online", "offline"] = "auto"
     """`auto` is online with an API key and offline without."""
-    project: str = "batchscape"
+    project: _WandbName = "batchscape"
     """Project that the runs go to."""
-    entity: str | None = None
+    entity: _WandbName | None = None
     """User or team; null: the key's default."""
     tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(default_factory=list)
     """Tags of every run, 1 to 64 characters each."""
-
-    def __post_init__(self) -> None:
-        """Refuse names that W&B would refuse when the runs are done."""
-        for key, name in (("project", self.project), ("entity", self.entity)):
-            if name is not None and not re.fullmatch(r"[^/\\#?%:\x00-\x1f]{1,128}", name):
-                raise ValueError(
-                    f"{key} has 1 to 128 characters and none of / \\ # ? % :, got {name!r}"
-                )
 
 
 @settings

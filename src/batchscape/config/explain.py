@@ -46,13 +46,9 @@ def _texts(owner: type) -> dict[str, str]:
     """Return the text below each field of a dataclass."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     texts = {}
-    for pair in pairwise(getattr(definition, "body", ())):
-        match pair:
-            case (
-                ast.AnnAssign(target=ast.Name(id=field)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                texts[field] = " ".join(text.split())
+    for field, text in pairwise(getattr(definition, "body", ())):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            texts[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
     return texts
 
 

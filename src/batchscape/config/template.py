@@ -34,11 +34,7 @@ def placeholders(text: str) -> list[str]:
 
 def fill(text: str, values: Mapping[str, str]) -> str:
     """Put values in the place of placeholders."""
-
-    def value(part: re.Match[str]) -> str:
-        return part[0][0] if part[1] is None else values[part[1]]
-
-    return _PART.sub(value, text)
+    return _PART.sub(lambda part: part[0][0] if part[1] is None else values[part[1]], text)
 
 
 def to_text(value: str | float) -> str:

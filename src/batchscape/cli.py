@@ -20,9 +20,11 @@ from batchscape.libraries import why_missing
 from batchscape.outgoing import outgoing, outgoing_json
 from batchscape.record.commands import command_of
 from batchscape.text import list_text, parse_duration, suggest
-from batchscape.verbs import HELP, Parser, asks_for_help, help_of
+from batchscape.verbs import HELP, VERBS, Parser, asks_for_help, help_of
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from rich.console import Console
 
     from batchscape.launch.result import SweepResult
@@ -74,15 +76,17 @@ def _dispatch(argv: list[str]) -> int:
         return _say(HELP)
     if first == "--version":
         return _say(f"batchscape {__version__}\n")
-    if first in _VERBS and asks_for_help(argv):
+    if first in VERBS and asks_for_help(argv):
         return _say(help_of(first))
     with terminations_as_interrupts():
+        if first in _PARSED_VERBS:
+            return _PARSED_VERBS[first](Parser(first).parse_args(argv[1:]))
         if first in _VERBS:
             return _VERBS[first](argv[1:])
         if "=" in first or first.startswith(("-", "~")):
             # Hydra's own way to call an application.
             return _sweep(argv) if _MULTIRUN & set(argv) else _run(argv)
-    raise ConfigError(f"unknown verb {first!r}{suggest(first, _VERBS)}; batchscape --help")
+    raise ConfigError(f"unknown verb {first!r}{suggest(first, VERBS)}; batchscape --help")
 
 
 def _say(text: str) -> int:
@@ -115,7 +119,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    parsed, settings = Parser("plan", runs=[]).parse_known_args(arguments)
+    parsed, settings = Parser("plan").parse_known_args(arguments)
     grid = _compose(settings, "plan")
     if grid is None:
         return 0
@@ -141,7 +145,7 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _geometry(arguments: list[str]) -> int:
-    options = vars(Parser("geometry", nodes=1).parse_args(arguments))
+    options = vars(Parser("geometry").parse_args(arguments))
     from batchscape.geometry import enumerate_geometries
     from batchscape.record.spec import plain_geometry
 
@@ -181,8 +185,7 @@ def _probe(arguments: list[str]) -> int:
     return 0
 
 
-def _report(arguments: list[str]) -> int:
-    parsed = Parser("report").parse_args(arguments)
+def _report(parsed: Namespace) -> int:
     if parsed.out is None and len(parsed.dir) > 1:
         raise ConfigError(
             "a report of several sweeps belongs to none of them: say where with --out DIR"
@@ -196,8 +199,7 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
-def _view(arguments: list[str]) -> int:
-    parsed = Parser("view", port=0).parse_args(arguments)
+def _view(parsed: Namespace) -> int:
     from batchscape.analysis.page.view import view
 
     view(parsed.dir, parsed.port, _console())
@@ -244,7 +246,7 @@ def _recommend_ramp(folders: list[Path], *, is_json: bool) -> int:
 
 def _follow_recipe(arguments: list[str]) -> int:
     """Recommend a geometry for settings of which nothing was measured."""
-    parsed, settings = Parser("recommend key=value", runs=[]).parse_known_args(arguments)
+    parsed, settings = Parser("recommend key=value").parse_known_args(arguments)
     after_runs = {"--deadline", "--memory-gib", "--target"}
     if option := next((w for w in settings if w.partition("=")[0] in after_runs), None):
         raise ConfigError(
@@ -269,9 +271,7 @@ def _follow_recipe(arguments: list[str]) -> int:
     return 0 if recipe.chosen is not None else 1
 
 
-def _analyze(arguments: list[str]) -> int:
-    defaults = {"group": [], "column": [], "crossing": "sustained", "overhead": 0.2}
-    parsed = Parser("analyze", **defaults).parse_args(arguments)
+def _analyze(parsed: Namespace) -> int:
     from batchscape.analysis.report.analyze import analyze
     from batchscape.analysis.targets.foreign import ReadOptions
 
@@ -298,8 +298,7 @@ def _analyze(arguments: list[str]) -> int:
     return 0
 
 
-def _status(arguments: list[str]) -> int:
-    parsed = Parser("status").parse_args(arguments)
+def _status(parsed: Namespace) -> int:
     from batchscape.record.folder import SweepFolder
     from batchscape.record.overview import overview, overview_text
 
@@ -319,8 +318,7 @@ def _status(arguments: list[str]) -> int:
     return 0
 
 
-def _cancel(arguments: list[str]) -> int:
-    parsed = Parser("cancel").parse_args(arguments)
+def _cancel(parsed: Namespace) -> int:
     from batchscape.launch.slurm.launch import cancel
     from batchscape.record.folder import SweepFolder
 
@@ -333,8 +331,7 @@ def _cancel(arguments: list[str]) -> int:
     return 0
 
 
-def _sync(arguments: list[str]) -> int:
-    parsed = Parser("sync", timeout=600.0).parse_args(arguments)
+def _sync(parsed: Namespace) -> int:
     from batchscape.tracking.sync import sync
 
     is_complete = sync(
@@ -347,8 +344,7 @@ def _sync(arguments: list[str]) -> int:
     return 0 if is_complete else 1
 
 
-def _doctor(arguments: list[str]) -> int:
-    parsed = Parser("doctor", dir=Path("outputs")).parse_args(arguments)
+def _doctor(parsed: Namespace) -> int:
     from batchscape.doctor import as_json, as_table, examine, is_fit
 
     findings = examine(parsed.dir)
@@ -369,7 +365,7 @@ def _check_config(arguments: list[str]) -> int:
             words[-1] += f"={argument}"
         else:
             words.append(argument)
-    parsed = Parser("check-config", flag=[]).parse_args(words)
+    parsed = Parser("check-config").parse_args(words)
     from batchscape.interop.check import check_configs
 
     consistency = check_configs(
@@ -382,8 +378,8 @@ def _check_config(arguments: list[str]) -> int:
     return 0 if consistency.is_consistent else 1
 
 
-def _configs(arguments: list[str]) -> int:
-    options = vars(Parser("configs", precision="float32", clip=1.0, zero=1).parse_args(arguments))
+def _configs(parsed: Namespace) -> int:
+    options = vars(parsed)
     from batchscape.geometry import solve
     from batchscape.interop.write import write_configs
 
@@ -412,17 +408,20 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "plan": _plan,
     "probe": _probe,
+    "recommend": _recommend,
+    "check-config": _check_config,
+    "geometry": _geometry,
+}
+"""Verbs that take settings of Hydra, or words of others."""
+_PARSED_VERBS: dict[str, Callable[[Namespace], int]] = {
     "status": _status,
     "cancel": _cancel,
     "report": _report,
     "view": _view,
     "analyze": _analyze,
-    "recommend": _recommend,
     "sync": _sync,
     "doctor": _doctor,
-    "check-config": _check_config,
     "configs": _configs,
-    "geometry": _geometry,
 }
 
 

@@ -320,6 +320,8 @@ Example:
 """,
 }
 
+VERBS = tuple(verb for verb in _TEXTS if " " not in verb)
+
 
 def _pair(text: str) -> tuple[str, str]:
     """Read NAME=COLUMN; argparse turns the ValueError into its own message."""
@@ -357,6 +359,17 @@ _MARKS: dict[str, dict[str, Any]] = {
     " (repeated)": {"action": "append"},
     " (needed)": {"required": True},
 }
+_DEFAULTS: dict[str, dict[str, object]] = {
+    "analyze": {"group": [], "column": [], "crossing": "sustained", "overhead": 0.2},
+    "check-config": {"flag": []},
+    "configs": {"precision": "float32", "clip": 1.0, "zero": 1},
+    "doctor": {"dir": Path("outputs")},
+    "geometry": {"nodes": 1},
+    "plan": {"runs": []},
+    "recommend key=value": {"runs": []},
+    "sync": {"timeout": 600.0},
+    "view": {"port": 0},
+}
 _DECLARATION = re.compile(
     r"^  (?:(--[\w-]+)(?: ([\w=|,]+))?|\[?([A-Z]+))( \.\.\.\]?| \(\w+\))?(?:  .*)?$", re.MULTILINE
 )
@@ -365,7 +378,7 @@ _DECLARATION = re.compile(
 class Parser(argparse.ArgumentParser):
     """Reads what a verb takes; a bad option is a `ConfigError` with the one that may be meant."""
 
-    def __init__(self, verb: str, **defaults: object) -> None:
+    def __init__(self, verb: str) -> None:
         usage, _, text = _TEXTS[verb].partition("\n\n")
         usage = usage.removeprefix("usage: ")
         super().__init__(f"batchscape {verb}", usage, allow_abbrev=False, add_help=False)
@@ -379,7 +392,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(
                 option or words.lower(), **(form if kind else {"action": "store_true"})
             )
-        self.set_defaults(**defaults)
+        self.set_defaults(**_DEFAULTS.get(verb, {}))
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""

@@ -106,21 +106,28 @@ def follow_recipe(
     fixed = {key: value for key, value in grid.fixed.items() if not key.startswith("batch.global")}
     one_grid = replace(grid, cells=[Cell(settings, {})], fixed=fixed)
     cuts = _cuts(one_grid, geometries, machine, runs)
-    chosen, why_not = _choose(cuts)
-    geometry, spec = (chosen or cuts[0]).geometry, cuts[0].spec
-    may_fit = [cut.geometry.micro_batch_size for cut in cuts if cut.fits is None]
     own_words = [word for word in words if group_of(word) not in {"batch", "cluster"}]
     own_words += [f"batch.global_batch_size={batch_size}", f"batch.data_parallel_size={ranks}"]
+    return _answer(cuts, own_words, machine, limit)
+
+
+def _answer(cuts: Sequence[Cut], words: Sequence[str], machine: Machine, limit: int) -> Recipe:
+    """Choose a cut; `words` are the settings that all cuts share, `limit` is that of devices."""
+    chosen, why_not = _choose(cuts)
+    geometry, spec = (chosen or cuts[0]).geometry, cuts[0].spec
+    count, is_on_cpu = machine.devices(spec.device_type), spec.device_type == "cpu"
+    may_fit = [cut.geometry.micro_batch_size for cut in cuts if cut.fits is None]
     cut_words = [
         f"batch.micro_batch_size={geometry.micro_batch_size}",
         f"batch.gradient_accumulation_steps={geometry.gradient_accumulation_steps}",
     ]
-    is_on_cpu = spec.device_type == "cpu"
+    has_one_node = geometry.nodes == 1  # runs are launched on one node
     # The probe runs out of memory on purpose, which is safe on a CPU only with a limit.
     is_safe = not is_on_cpu or spec.config.device.memory_limit_gib is not None
-    has_one_node = nodes == 1  # runs are launched on one node
+    run = shlex.join(["batchscape", "run", *words, *cut_words])
+    probe = shlex.join(["batchscape", "probe", *words])
     content: dict[str, Any] = {
-        "global_batch_size": batch_size,
+        "global_batch_size": geometry.global_batch_size,
         "hardware": f"{count} cores of {machine.cpu_name}"
         if is_on_cpu
         else f"{count} x {machine.cuda_devices[0].name}",
@@ -128,12 +135,8 @@ def follow_recipe(
         "why_not": why_not,
         "steps": _steps(chosen, count, limit, is_largest=chosen is cuts[-1]) if chosen else [],
         "config": config_values(geometry) if chosen else {},
-        "command": shlex.join(["batchscape", "run", *own_words, *cut_words])
-        if chosen and has_one_node
-        else None,
-        "probe_command": shlex.join(["batchscape", "probe", *own_words])
-        if is_safe and has_one_node
-        else None,
+        "command": run if chosen and has_one_node else None,
+        "probe_command": probe if is_safe and has_one_node else None,
         "to_try": [micro for micro in may_fit if not chosen or micro >= geometry.micro_batch_size],
         "cuts": [
             plain_geometry(cut.geometry)

@@ -286,12 +286,10 @@ class Recorder:
         line = (json.dumps({"event": event, **row}) + "\n").encode()
         try:
             # One write a line: a reader never sees a line with another inside it.
-            written = os.write(self._file, line)
+            if os.write(self._file, line) < len(line):
+                raise OSError("the disk took a part of a line")
         except OSError as error:
             self._give_up(error)
-            return
-        if written < len(line):
-            self._give_up(OSError("the disk took a part of a line"))
 
     def _give_up(self, error: OSError) -> None:
         self.close()

@@ -124,8 +124,8 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
         with suppress(SchedulerError):
             for job_id, job in _jobs_of_accounting(ended_ids).items():
                 if job.state.is_over:
-                    restarts = jobs_by_id[job_id].restarts if job_id in jobs_by_id else None
-                    jobs_by_id[job_id] = Job(job_id, job.state, job.reason, restarts, job.nodes)
+                    queued = jobs_by_id.get(job_id, job)
+                    jobs_by_id[job_id] = replace(job, restarts=queued.restarts)
     unknown = "the scheduler does not know the job, or has forgotten it"
     return {
         job_id: jobs_by_id.get(job_id) or Job(job_id, JobState.UNKNOWN, unknown)
@@ -243,8 +243,7 @@ def _state(name: str) -> JobState:
 
 def _gpus(gres: str) -> int:
     """Count the GPUs of `gpu:a100:4(S:0-1),gpu:2,license:1`."""
-    entries = [entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(",")]
-    return sum(int(parts[-1]) for parts in entries if parts[0] == "gpu" and parts[-1].isdigit())
+    return sum(map(int, re.findall(r"(?:^|,)gpu:(?:[^,:(]*:)?(\d+)(?=[,(]|$)", gres)))
 
 
 _DEFAULT_VARIABLES = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SBATCH_")
@@ -267,13 +266,11 @@ def _ask(program: str, *arguments: str, allowed: str | None = None) -> str:
             timeout=_ANSWER_LIMIT_S,
             check=False,
         )
-    except FileNotFoundError:
-        raise SchedulerError(
-            f"Slurm's command {program} is not on the PATH; run batchscape where it is, such as on "
-            "a login node"
-        ) from None
     except OSError as error:
-        raise SchedulerError(f"{program} cannot be started: {error}") from None
+        raise SchedulerError(
+            f"Slurm's command {program} is not on the PATH, or cannot be started ({error}); run "
+            "batchscape where it is, such as on a login node"
+        ) from None
     except subprocess.TimeoutExpired:
         raise SchedulerError(
             f"Slurm does not answer: {program} took more than {_ANSWER_LIMIT_S:.0f} s"

@@ -98,24 +98,21 @@ def source_hash(path: str) -> str:
 
 def named_files(arguments: Any) -> dict[str, Path]:  # noqa: ANN401  (the user's own)
     """Return the existing files that texts at any level of arguments name, by these texts."""
+    texts: set[str] = set()
+    values = [arguments]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            texts.add(value)
+        elif isinstance(value, Mapping | list | tuple):
+            values += value.values() if isinstance(value, Mapping) else value
     files = {}
-    for text in sorted(set(_texts(arguments))):
+    for text in sorted(texts):
         with suppress(OSError, ValueError, RuntimeError):  # too long for a path, or no path
             file = Path(text).expanduser()
             if file.is_file():
                 files[text] = file
     return files
-
-
-def _texts(value: Any) -> Iterator[str]:  # noqa: ANN401  (the user's own)
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for element in value.values():
-            yield from _texts(element)
-    elif isinstance(value, list | tuple):
-        for element in value:
-            yield from _texts(element)
 
 
 @dataclass(frozen=True)

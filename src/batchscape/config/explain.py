@@ -96,7 +96,7 @@ def explained(settings: Mapping[str, Any], owner: type = RunConfig) -> Iterator[
         name = names.get(key, "")
         member = _chosen_member(hints.get(name), value)
         if member is not None:
-            summary = inspect.cleandoc(member.__doc__ or "").partition("\n\n")[0]
+            summary = (member.__doc__ or "").partition("\n\n")[0]
             yield from [*_comment(summary), f"{key}:"]
             yield from textwrap.indent("\n".join(explained(value, member)), "  ").splitlines()
             continue
@@ -109,11 +109,13 @@ def explained(settings: Mapping[str, Any], owner: type = RunConfig) -> Iterator[
 
 def _chosen_member(hint: object, value: object) -> type | None:
     """Return the dataclass that the settings of a group choose; None where there is none."""
-    members = members_of(hint) if isinstance(value, Mapping) else []
-    if isinstance(value, Mapping) and len(members) > 1:
+    if not isinstance(value, Mapping):
+        return None
+    members = members_of(hint)
+    if len(members) > 1:
         tag = value.get("name", value.get("kind"))
         members = [member for member in members if tag in tags_of(member)]
-    return members[0] if members else None
+    return next(iter(members), None)
 
 
 def _comment(text: str) -> list[str]:

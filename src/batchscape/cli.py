@@ -278,7 +278,7 @@ def _analyze(parsed: Namespace) -> int:
     analysis = analyze(
         parsed.table,
         ReadOptions(
-            group=parsed.group,
+            group=parsed.group or [],
             columns=dict(parsed.column),
             minimise=parsed.minimise,
             nan=parsed.nan,

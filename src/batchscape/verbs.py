@@ -2,7 +2,7 @@
 
 A line that begins with two spaces and `--name` or `NAME` declares an option, or plain words.
 Behind an option stands its kind (`_KINDS`), or its choices as `a|b`, and behind that a mark: `...`
-takes several of a kind, `[NAME ...]` also none.
+takes several of a kind, `[NAME ...]` also none, and `[1.0]` is the default.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ Example:
   batchscape view outputs/fixed_global_batch
 
   DIR ...                 folders of sweeps
-  --port N                default: a free one
+  --port N [0]            0: a free one
 """,
     "analyze": """\
 usage: batchscape analyze TABLE [--target LOSS ...] [--group COLUMN ...] [--out DIR] [option ...]
@@ -179,13 +179,13 @@ Example:
                           asked about
   --first-step 0|1        number of the first optimizer step in the table; default: 1, asked about
                           where runs may show 0
-  --crossing sustained|first|first_evaluation
+  --crossing sustained|first|first_evaluation [sustained]
                           when a curve reaches a target: for good, at first, or at the first
-                          evaluation as measured, which is AlgoPerf's rule; default: sustained
+                          evaluation as measured, which is AlgoPerf's rule
   --form two_term|free_exponent
                           form of the trade-off that the answer rests on; default: the one that is
                           trusted, with a free exponent from four batch sizes on
-  --overhead SHARE        samples above those at the reference batch that are accepted; default: 0.2
+  --overhead SHARE [0.2]  samples above those at the reference batch that are accepted
   --reference-batch SAMPLES
                           the batch that the overhead is counted from; default: the smallest of
                           the fit
@@ -244,7 +244,8 @@ Example:
   DIR ...                 folders of sweeps
   --project NAME          project of runs that W&B has not seen; default: their own settings
   --entity NAME           user or team of runs that W&B has not seen; default: their own settings
-  --timeout SECONDS       longest time without news of a run; default: 600
+  --timeout SECONDS [600]
+                          longest time without news of a run
 """,
     "doctor": """\
 usage: batchscape doctor [--dir DIR] [--json]
@@ -255,7 +256,7 @@ something is missing that the default sweep needs.
 Example:
   batchscape doctor --json
 
-  --dir DIR               where sweeps go; default: outputs
+  --dir DIR [outputs]     where sweeps go
   --json                  print all of it as JSON
 """,
     "check-config": """\
@@ -296,10 +297,9 @@ Example:
   --micro N               samples per rank and micro-step
   --accumulation N        micro-steps per optimizer step
   --global N              samples per optimizer step
-  --precision float32|bfloat16
-                          default: float32
-  --clip NORM             default: 1.0; 0: not clipped
-  --zero 0|1|2|3          ZeRO stage; default: 1
+  --precision float32|bfloat16 [float32]
+  --clip NORM [1.0]       norm of the gradient to clip to; 0: not clipped
+  --zero 0|1|2|3 [1]      ZeRO stage
   --out DIR (needed)      folder to write to
 """,
     "geometry": """\
@@ -312,7 +312,7 @@ Example:
 
   --global N (needed)     samples in a step
   --devices N ...         numbers of ranks
-  --nodes N               machines; default: 1
+  --nodes N [1]           machines
   --max-devices N         ranks at most
   --max-micro N           samples per rank and micro-step at most
   --max-accumulation N    micro-steps at most
@@ -356,22 +356,13 @@ _MARKS: dict[str, dict[str, Any]] = {
     "": {},
     " ...": {"nargs": "+"},
     " ...]": {"nargs": "*"},
-    " (repeated)": {"action": "append"},
+    " (repeated)": {"action": "append", "default": []},
     " (needed)": {"required": True},
 }
-_DEFAULTS: dict[str, dict[str, object]] = {
-    "analyze": {"group": [], "column": [], "crossing": "sustained", "overhead": 0.2},
-    "check-config": {"flag": []},
-    "configs": {"precision": "float32", "clip": 1.0, "zero": 1},
-    "doctor": {"dir": Path("outputs")},
-    "geometry": {"nodes": 1},
-    "plan": {"runs": []},
-    "recommend key=value": {"runs": []},
-    "sync": {"timeout": 600.0},
-    "view": {"port": 0},
-}
 _DECLARATION = re.compile(
-    r"^  (?:(--[\w-]+)(?: ([\w=|,]+))?|\[?([A-Z]+))( \.\.\.\]?| \(\w+\))?(?:  .*)?$", re.MULTILINE
+    r"^  (?:(--[\w-]+)(?: ([\w=|,]+))?|\[?([A-Z]+))"
+    r"( \.\.\.\]?| \(\w+\)| \[[\w.]+\])?(?:  .*)?$",
+    re.MULTILINE,
 )
 
 
@@ -388,11 +379,11 @@ class Parser(argparse.ArgumentParser):
             kind = value or words
             read = _KINDS.get(kind, str)
             choices = [*map(read, kind.split("|"))] if "|" in kind else None
-            form = {"metavar": kind, "type": read, "choices": choices} | _MARKS[mark]
+            form = {"metavar": kind, "type": read, "choices": choices}
+            form |= _MARKS[mark] if mark in _MARKS else {"default": read(mark[2:-1])}
             self.add_argument(
                 option or words.lower(), **(form if kind else {"action": "store_true"})
             )
-        self.set_defaults(**_DEFAULTS.get(verb, {}))
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""

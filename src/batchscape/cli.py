@@ -215,7 +215,17 @@ def _recommend(arguments: list[str]) -> int:
             raise ConfigError(
                 "--ramp follows the critical batch, and takes no other option but --json"
             )
-        return _recommend_ramp(parsed.dir, is_json=parsed.json)
+        from batchscape.analysis.branches.ramps import find_ramp
+        from batchscape.analysis.cells import find_cells
+        from batchscape.record.tables import load
+
+        tables = load(*parsed.dir)
+        ramp = find_ramp(find_cells(tables.runs), tables.steps)
+        if parsed.json:
+            return _say_json(outgoing_json(asdict(ramp)))
+        for line in ramp.lines:
+            _console().print(line, soft_wrap=True)
+        return 0
     from batchscape.analysis.decisions.evidence import gather
     from batchscape.analysis.decisions.recommend import Needs, recommend
     from batchscape.analysis.decisions.show import as_json, show_recommendation
@@ -227,20 +237,6 @@ def _recommend(arguments: list[str]) -> int:
         return _say(as_json(recommendations) + "\n")
     for recommendation in recommendations:
         show_recommendation(_console(), recommendation)
-    return 0
-
-
-def _recommend_ramp(folders: list[Path], *, is_json: bool) -> int:
-    from batchscape.analysis.branches.ramps import find_ramp
-    from batchscape.analysis.cells import find_cells
-    from batchscape.record.tables import load
-
-    tables = load(*folders)
-    ramp = find_ramp(find_cells(tables.runs), tables.steps)
-    if is_json:
-        return _say_json(outgoing_json(asdict(ramp)))
-    for line in ramp.lines:
-        _console().print(line, soft_wrap=True)
     return 0
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -124,7 +125,9 @@ def make_printable(text: str) -> str:
     if text.isprintable():
         return text
     text = _SEQUENCE.sub("", text.replace("\r\n", "\n"))
-    return _CONTROL.sub(_escape_code, text)
+    return _CONTROL.sub(
+        lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 0x100 else f"\\u{ord(m[0]):04x}", text
+    )
 
 
 def outgoing(text: str) -> str:
@@ -145,7 +148,11 @@ def outgoing_cell(text: str) -> str:
     text, and so does pandas, with the apostrophe.
     """
     text = outgoing(text)
-    return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
+    with suppress(ValueError):
+        float(text)
+        if text == text.strip():
+            return text
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _secrets() -> tuple[tuple[str, str], ...]:
@@ -181,14 +188,6 @@ def _without_tokens(text: str) -> str:
     return text
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return text == text.strip()
-
-
 def _mapped(content: Any, change: Change, place: Place = ()) -> Any:  # noqa: ANN401  (of JSON)
     """Return a JSON value with its texts and keys changed."""
     if isinstance(content, str):
@@ -217,8 +216,3 @@ def _redaction() -> Change:
         return text if len(text) < _SHORTEST else _redact_text(text, secrets)
 
     return redacted
-
-
-def _escape_code(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

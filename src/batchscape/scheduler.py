@@ -164,7 +164,9 @@ def partitions() -> list[Partition]:
     partitions_by_name: dict[str, Partition] = {}
     for line in answer.splitlines():
         label, up, count, cpus, gres = line.split("|")
-        group = NodeGroup(int(count), int(cpus), _gpus(gres))
+        # Such as `gpu:a100:4(S:0-1),gpu:2,license:1`.
+        gpus = re.findall(r"(?:^|,)gpu:(?:[^,:(]*:)?(\d+)(?=[,(]|$)", gres)
+        group = NodeGroup(int(count), int(cpus), sum(map(int, gpus)))
         name = label.removesuffix("*")
         known_groups = partitions_by_name[name].groups if name in partitions_by_name else ()
         groups = (*known_groups, group) if group.count else known_groups
@@ -239,11 +241,6 @@ def _state(name: str) -> JobState:
         raise SchedulerError(
             f"a job is in state {name!r}, which this release of batchscape does not know"
         ) from None
-
-
-def _gpus(gres: str) -> int:
-    """Count the GPUs of `gpu:a100:4(S:0-1),gpu:2,license:1`."""
-    return sum(map(int, re.findall(r"(?:^|,)gpu:(?:[^,:(]*:)?(\d+)(?=[,(]|$)", gres)))
 
 
 _DEFAULT_VARIABLES = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SBATCH_")

@@ -339,17 +339,13 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
 _KINDS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("DIR", "FILE", "TABLE"), Path),
     **dict.fromkeys(("N", "0|1", "0|1|2|3"), int),
     **dict.fromkeys(("LOSS", "GIB", "NORM", "SHARE", "SAMPLES"), float),
     "SECONDS": _seconds,
     "NAME=COLUMN": _pair,
-    "NAME,NAME": _names,
+    "NAME,NAME": lambda text: [name.strip() for name in text.split(",")],
 }
 """How words of a kind are read; all others are texts."""
 _MARKS: dict[str, dict[str, Any]] = {

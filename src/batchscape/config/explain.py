@@ -14,7 +14,6 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
-from pydantic.fields import FieldInfo
 
 from batchscape.config.messages import tags_of
 from batchscape.config.run import RunConfig
@@ -68,7 +67,13 @@ def values_of(hint: Any) -> str:  # noqa: ANN401  (a type)
     inner = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
-            bounds = [bound for mark in inner[1:] for bound in _bounds_of(mark)]
+            bounds = [
+                f"{sign} {bound}"
+                for mark in inner[1:]
+                for rule in getattr(mark, "metadata", ())
+                for name, sign in _BOUNDS.items()
+                if (bound := getattr(rule, name, None)) is not None
+            ]
             words = " ".join([values_of(inner[0]), list_text(bounds, "and")]).rstrip()
         case origin if origin in {Union, UnionType}:
             words = list_text(map(values_of, inner))
@@ -126,11 +131,3 @@ def _comment(text: str) -> list[str]:
         subsequent_indent="# ",
         break_on_hyphens=False,
     )
-
-
-def _bounds_of(mark: object) -> Iterator[str]:
-    """Yield the bounds that a mark of a type sets."""
-    for inner in mark.metadata if isinstance(mark, FieldInfo) else ():
-        for name, sign in _BOUNDS.items():
-            if (bound := getattr(inner, name, None)) is not None:
-                yield f"{sign} {bound}"

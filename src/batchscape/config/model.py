@@ -29,6 +29,15 @@ class _Decoder:
     loss and gradient part by part take less memory."""
 
 
+def _refuse_remainder(sizes: _Decoder, name: str, divisor_name: str) -> None:
+    value, divisor = getattr(sizes, name), getattr(sizes, divisor_name)
+    if value % divisor:
+        raise ValueError(
+            f"{divisor_name} must divide {name}: {value} % {divisor} = {value % divisor}; use "
+            f"{name}={near_multiples(value, divisor)}"
+        )
+
+
 @settings
 class Gpt(_Decoder):
     """A decoder-only transformer: pre-norm, learned positions, tied embeddings, SDPA."""
@@ -39,12 +48,7 @@ class Gpt(_Decoder):
 
     def __post_init__(self) -> None:
         """Refuse a width that the heads do not divide."""
-        if self.d_model % self.n_heads:
-            raise ValueError(
-                f"n_heads must divide d_model: {self.d_model} % {self.n_heads} = "
-                f"{self.d_model % self.n_heads}; use "
-                f"d_model={near_multiples(self.d_model, self.n_heads)}"
-            )
+        _refuse_remainder(self, "d_model", "n_heads")
 
 
 @settings
@@ -64,14 +68,8 @@ class Llama(_Decoder):
 
     def __post_init__(self) -> None:
         """Refuse heads that do not divide, and an odd width of a head."""
-        for name, value, divisor_name, divisor in (
-            ("d_model", self.d_model, "n_heads", self.n_heads),
-            ("n_heads", self.n_heads, "n_kv_heads", self.n_kv_heads),
-        ):
-            if value % divisor:
-                raise ValueError(
-                    f"{divisor_name} must divide {name}: {value} % {divisor} = {value % divisor}"
-                )
+        _refuse_remainder(self, "d_model", "n_heads")
+        _refuse_remainder(self, "n_heads", "n_kv_heads")
         if self.d_model // self.n_heads % 2:
             width = self.d_model // self.n_heads
             raise ValueError(f"rotary positions need an even d_model / n_heads; got {width}")

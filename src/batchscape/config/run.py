@@ -140,8 +140,7 @@ def _problems(config: RunConfig) -> Iterator[str]:
             "model=external and data=external go together; add "
             f"{' '.join(absent_options)}, or choose none of them"
         )
-    option = _option_for_data(config)
-    if option is not None:
+    if option := _option_for_data(config):
         yield f"data={config.data.name} cannot feed model={config.model.name}; use {option}"
     yield from _engine_problems(config)
     if config.device.memory_limit_gib is not None and is_of_program:

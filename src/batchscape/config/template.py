@@ -39,6 +39,4 @@ def fill(text: str, values: Mapping[str, str]) -> str:
 
 def to_text(value: str | float) -> str:
     """Write a value so that a program reads the same one: floats in full, `true` and `false`."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value) if isinstance(value, float) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

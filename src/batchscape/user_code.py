@@ -200,16 +200,16 @@ def _imported_names(module: str, file: Path) -> Iterator[str]:
     with warnings.catch_warnings(), suppress(SyntaxError, ValueError):
         warnings.simplefilter("ignore")
         tree = ast.parse(file.read_bytes())
-    package = module.split(".") if file.stem == "__init__" else module.split(".")[:-1]
+    package = module if file.stem == "__init__" else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            origin = ".".join(filter(None, [*base, node.module]))
-            if origin:
+            with suppress(ImportError):  # beyond the top, where Python finds nothing either
+                dotted = "." * node.level + (node.module or "")
+                origin = importlib.util.resolve_name(dotted, package)
                 yield origin
-                yield from (f"{origin}.{a.name}" for a in node.names if a.name != "*")
+                yield from (f"{origin}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
 def _refuse_unbound(path: str, files: Mapping[str, Path]) -> None:

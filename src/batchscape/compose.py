@@ -59,7 +59,8 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
     shows_settings = options.cfg is not None
     # One run is a grid of one cell.
     command = [program, f"--cfg={options.cfg}" if shows_settings else "--multirun"]
-    command += [f"--config-dir={folder}" for folder in options.config_dir[-1:]]
+    if options.config_dir is not None:
+        command.append(f"--config-dir={options.config_dir}")
     command += ["--resolve"] * options.resolve + settings
 
     grids: list[object] = []
@@ -103,9 +104,8 @@ def _command_line(command: list[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = argv
-        if full_error is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
+        del os.environ["HYDRA_FULL_ERROR"]
+        if full_error is not None:
             os.environ["HYDRA_FULL_ERROR"] = full_error
 
 
@@ -113,7 +113,7 @@ def _options_and_settings(arguments: Sequence[str]) -> tuple[argparse.Namespace,
     """Return the options, and the settings, of which `--retry failed,oom` becomes one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--cfg")
-    parser.add_argument("--config-dir", action="append", default=[])
+    parser.add_argument("--config-dir")
     parser.add_argument("--multirun", action="store_true")
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--retry", nargs="?", const="", action="append", default=[])

@@ -34,7 +34,6 @@ def explain(error: ValidationError, root: type) -> str:
         keys, owner = _locate(problem["loc"], root)
         kind, context = problem["type"], problem.get("ctx", {})
         message = problem["msg"].removeprefix("Value error, ")
-        got = f", got {_cut(repr(problem['input']), _VALUE_LETTERS)}"
         if kind in _UNKNOWN and keys != ["sweeps"]:
             hints = {} if owner is None else get_type_hints(owner, include_extras=True)
             message = "unknown setting" + suggest(keys[-1], [*starmap(key_of, hints.items())])
@@ -44,7 +43,8 @@ def explain(error: ValidationError, root: type) -> str:
             tag = _cut(repr(context["tag"]), _VALUE_LETTERS)
             message = f"name must be one of {context['expected_tags']}, got {tag}"
         elif kind != "value_error":
-            message = message.replace("Input should be", "must be") + got
+            message = message.replace("Input should be", "must be")
+            message += f", got {_cut(repr(problem['input']), _VALUE_LETTERS)}"
             if kind == "literal_error":
                 allowed_words = re.findall(r"'([^']+)'", context["expected"])
                 near_words = near_names(str(problem["input"]).lower(), allowed_words)

@@ -215,8 +215,8 @@ def test_partitions(commands: Commands) -> None:
     )
     main, debug, free = scheduler.partitions()
     first, second = NodeGroup(2, 64, 6), NodeGroup(1, 64, 0)
-    assert main == Partition("main", True, True, (first, second))
-    assert debug == Partition("debug", False, False, ())
+    assert main == Partition("main", True, True, [first, second])
+    assert debug == Partition("debug", False, False, [])
     assert free.groups[0].gpus == 4
 
 

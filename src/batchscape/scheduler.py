@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
 from pathlib import Path
 
 from batchscape.errors import SchedulerError
@@ -96,7 +97,7 @@ class Partition:
     name: str
     is_default: bool
     is_up: bool
-    groups: tuple[NodeGroup, ...]
+    groups: list[NodeGroup]
 
 
 def is_available() -> bool:
@@ -168,9 +169,10 @@ def partitions() -> list[Partition]:
         gpus = re.findall(r"(?:^|,)gpu:(?:[^,:(]*:)?(\d+)(?=[,(]|$)", gres)
         group = NodeGroup(int(count), int(cpus), sum(map(int, gpus)))
         name = label.removesuffix("*")
-        known_groups = partitions_by_name[name].groups if name in partitions_by_name else ()
-        groups = (*known_groups, group) if group.count else known_groups
-        partitions_by_name[name] = Partition(name, name != label, up == "up", groups)
+        partition = Partition(name, name != label, up == "up", [])
+        groups = partitions_by_name.setdefault(name, partition).groups
+        if group.count:
+            groups.append(group)
     return list(partitions_by_name.values())
 
 
@@ -186,16 +188,16 @@ _QUEUE_FIELDS = {
 
 
 def _jobs_of_queue(ids: list[str]) -> dict[str, Job]:
+    widths = _QUEUE_FIELDS.values()
     fields = ",".join(f"{name}:{width}" for name, width in _QUEUE_FIELDS.items())
     command = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(ids)}")
     answer = _ask(*command, f"--Format={fields}", allowed="Invalid job id")
     jobs_by_name = {}
     for line in answer.splitlines():
-        values, start = [], 0
-        for width in _QUEUE_FIELDS.values():
-            values.append(line[start : start + width].strip())
-            start += width
-        job_id, task_id, state, restarts, nodes, reason = values
+        job_id, task_id, state, restarts, nodes, reason = (
+            line[end - width : end].strip()
+            for width, end in zip(widths, accumulate(widths), strict=True)
+        )
         reason = "" if reason == "None" else reason
         for name in {job_id, task_id}:  # a task of an array has two names
             jobs_by_name[name] = Job(name, _state(state), reason, int(restarts), nodes)

@@ -211,18 +211,13 @@ def _unknown_key(key: str, present_keys: list[str]) -> str:
     hints = {setting.key: setting.hint for setting in SETTINGS}
     keys = sorted(hints)
     group, _, last = key.rpartition(".")
-    misspelt = near_names(last, present_keys)
-    if misspelt and get_origin(hints.get(group)) is dict:
-        return (
-            f"{key} is no entry of the chosen option; did you mean {group}.{misspelt[0]}? "
-            f"(Entries: {', '.join(present_keys)}; one that is new takes a plus)"
-        )
-    for entries in (key, group):
+    near_entries = [f"{group}.{name}" for name in near_names(last, present_keys)]
+    for entries, name, near in ((group, last, near_entries), (key, "NAME", [])):
         if get_origin(hints.get(entries)) is dict:
             return (
-                f"{entries} takes new entries one by one, with a plus: "
-                f"+{entries}.{'NAME' if entries == key else last}=VALUE "
+                f"{entries} takes new entries one by one, with a plus: +{entries}.{name}=VALUE "
                 f"(where the chosen option of {entries.partition('.')[0]} has {entries})"
+                f"{did_you_mean(near)}"
             )
     if key in keys:
         return f"{key} is no setting of the chosen option of {group}; another option has it"

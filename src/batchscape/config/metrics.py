@@ -107,7 +107,7 @@ class JsonlMetrics(_LoggedMetrics):
 
     def __post_init__(self) -> None:
         """Check the rules between settings."""
-        _check_names(self.columns.keys(), "columns", _NAMES)
+        _check_names({*self.columns}, "columns", _NAMES)
         if "optimizer_step" not in self.columns:
             raise ValueError(
                 "columns needs optimizer_step with the program's key of it, as in "
@@ -163,8 +163,8 @@ def _groups_of(pattern: str, setting: str, readable: tuple[str, ...]) -> set[str
     return groups
 
 
-def _check_names(names: Set[str], setting: str, readable: tuple[str, ...]) -> None:
-    if unknown := sorted(names - set(readable)):
+def _check_names(names: set[str], setting: str, readable: tuple[str, ...]) -> None:
+    if unknown := sorted(names.difference(readable)):
         raise ValueError(
             f"{setting} names {', '.join(unknown)}; what can be read: {', '.join(readable)}"
         )

@@ -101,13 +101,8 @@ class Scaling:
                 "a scaling rule and reference_global_batch_size go together; given "
                 f"scaling.learning_rate={self.learning_rate}, scaling.betas={self.betas}, "
                 f"scaling.weight_decay={self.weight_decay} and reference_global_batch_size="
-                f"{self.reference_global_batch_size or 'null'}: "
-                + (
-                    "give the global batch that the optimizer's settings are for, or set every "
-                    "rule to none"
-                    if rules
-                    else "choose a rule, or set it to null"
-                )
+                f"{self.reference_global_batch_size or 'null'}: give the global batch that the "
+                "optimizer's settings are for with a rule, or null with every rule none"
             )
 
 

@@ -11,6 +11,7 @@ from typing import (
     Final,
     TypeVar,
     Union,
+    cast,
     dataclass_transform,
     get_args,
     get_origin,
@@ -28,13 +29,13 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 @dataclass_transform(frozen_default=True, field_specifiers=(Field,))
 def settings(owner: type[T]) -> type[T]:
     """Make a class one of settings, which are validated and then stay as they are."""
-    return dataclass(frozen=True, config=_STRICT)(owner)
+    return cast("type[T]", dataclass(frozen=True, config=_STRICT)(owner))
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
 def keyword_settings(owner: type[T]) -> type[T]:
     """Make a class one of settings as `settings` does, each given by its name."""
-    return dataclass(frozen=True, kw_only=True, config=_STRICT)(owner)
+    return cast("type[T]", dataclass(frozen=True, kw_only=True, config=_STRICT)(owner))
 
 
 class Affects(Flag):

@@ -21,6 +21,7 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import Cause, RunStatus, Status
 from batchscape.record.tables import load, verify_seal
+from batchscape.verbs import Parser, help_of
 
 Captured = pytest.CaptureFixture[str]
 QUICK = [
@@ -78,6 +79,15 @@ def test_help_of_a_verb_has_an_example(verb: str, capsys: Captured) -> None:
     assert "Example" in text
     assert text.count(f"batchscape {verb} ") >= 2
     assert left_behind() == set()
+
+
+@pytest.mark.parametrize("verb", PARSER_VERBS)
+def test_what_a_help_shows_is_what_is_read(verb: str) -> None:
+    text, _, before_a_run = help_of(verb).partition("Before a run:\n")
+    assert Parser(verb).options == re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
+    if before_a_run:
+        options = re.findall(r"^  (--[a-z-]+)", before_a_run, re.MULTILINE)
+        assert Parser("recommend key=value").options == options
 
 
 @pytest.mark.parametrize("verb", ["sweep", "run", "plan"])

@@ -370,7 +370,7 @@ class Parser(argparse.ArgumentParser):
         usage = usage.removeprefix("usage: ")
         super().__init__(f"batchscape {verb}", usage, allow_abbrev=False, add_help=False)
         declared = _DECLARATION.findall(text)
-        self._options = [option for option, *_ in declared if option]
+        self.options = [option for option, *_ in declared if option]
         for option, value, words, mark in declared:
             kind = value or words
             read = _KINDS.get(kind, str)
@@ -384,12 +384,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
-        hint = suggest(unknown.partition("=")[0], self._options) if unknown else ""
+        hint = suggest(unknown.partition("=")[0], self.options) if unknown else ""
         raise ConfigError(f"{self.format_usage()}{self.prog}: {message}{hint}")
 
 
 def help_of(verb: str) -> str:
-    """Return the help of a verb."""
+    """Return the help of a verb; one whose usage is settings alone explains them too."""
     text = _TEXTS[verb]
     if verb == "recommend":
         text += "\n" + _TEXTS["recommend key=value"].partition("\n\n")[2]

@@ -17,8 +17,7 @@ from pydantic.fields import FieldInfo
 
 from batchscape.config import OUR_GROUPS, RunConfig
 from batchscape.config.explain import DECIDED, meaning_of, plain, values_of
-from batchscape.config.settings import members_of
-from batchscape.config.types import key_of
+from batchscape.config.types import key_of, members_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from batchscape import device
+from batchscape.config import Local
+from batchscape.errors import ConfigError
 from batchscape.measure.clock import CpuClock, DeviceClock, build_clock
 from batchscape.plan.machine import Machine
 from batchscape.train.checkpoint import random_state, set_random_state
@@ -62,11 +64,13 @@ def test_a_device_is_asked_by_its_number_and_a_processor_nothing(
     assert len(random_state(CUDA)) == len(random_state(CPU)) + 3
 
 
-def torch_built_for(folder: Path, **versions: str) -> Path:
-    """Write what stands for torch: for what it is built."""
+def torch_built_for(folder: Path, *, sees_device: bool, **versions: str) -> Path:
+    """Write what stands for torch: for what it is built, and whether it sees such a device."""
     package = folder / "torch"
     package.mkdir()
-    (package / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("from torch import accelerator\n")
+    answer = f"def is_available():\n    return {sees_device}\n"
+    (package / "accelerator.py").write_text(answer)
     lines = (f"{name}: Optional[str] = {versions.get(name)!r}\n" for name in ("cuda", "hip", "xpu"))
     (package / "version.py").write_text("".join(["from typing import Optional\n\n", *lines]))
     return folder
@@ -96,21 +100,49 @@ def test_a_device_that_cannot_be_measured_is_refused_by_name(
     tmp_path: Path, name: str, called: str, asked_for: str
 ) -> None:
     """Where training on the CPU instead would be a guess."""
-    done = plan(torch_built_for(tmp_path, **{name: "6.4"}), f"launcher.device={asked_for}")
+    torch = torch_built_for(tmp_path, sees_device=True, **{name: "6.4"})
+    done = plan(torch, f"launcher.device={asked_for}")
     assert done.returncode == 2
-    words = f"torch is built for {called} here.*allocator.*events.*NVML.*launcher.device=cpu trains"
+    words = f"torch sees {called} here.*allocator.*events.*NVML.*launcher.device=cpu trains"
     assert re.search(words, " ".join(done.stderr.split())), done.stderr
 
 
 def test_a_machine_without_torch_is_one_without_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert "torch is built" not in str(Machine.detect().cuda_problem)
+    assert "torch sees" not in str(Machine.detect().cuda_problem)
 
 
 @needs_no_device
-def test_an_apple_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sees_device", [True, False])
+def test_an_apple_gpu_is_refused_by_name_and_a_mac_without_one_trains_on_its_cpu(
+    monkeypatch: pytest.MonkeyPatch, sees_device: bool
+) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert "Apple GPUs (MPS)" in str(Machine.detect().cuda_problem)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: sees_device)
+    machine = Machine.detect()
+    assert ("Apple GPUs (MPS)" in str(machine.cuda_problem)) == sees_device
+    assert machine.device_type(Local("local", device="cpu")) == "cpu"
+    if sees_device:
+        with pytest.raises(ConfigError, match=r"launcher\.device=cpu trains"):
+            machine.device_type(Local("local"))
+    else:
+        assert machine.device_type(Local("local")) == "cpu"
+
+
+@needs_no_device
+@pytest.mark.parametrize("name", ["hip", "xpu"])
+def test_a_build_for_devices_that_are_not_there_trains_on_the_cpu(
+    tmp_path: Path, name: str
+) -> None:
+    done = plan(torch_built_for(tmp_path, sees_device=False, **{name: "6.4"}))
+    assert done.returncode == 0, done.stderr
+
+
+@needs_no_device
+def test_a_torch_that_cannot_be_imported_is_left_to_the_run_to_tell(tmp_path: Path) -> None:
+    (torch_built_for(tmp_path, sees_device=True, hip="6.4") / "torch/__init__.py").write_text("1/0")
+    done = plan(tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @needs_no_device
@@ -118,5 +150,5 @@ def test_an_apple_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_other_builds_and_processors_are_no_problem(
     tmp_path: Path, name: str, settings: list[str]
 ) -> None:
-    done = plan(torch_built_for(tmp_path, **{name: "13.0"}), *settings)
+    done = plan(torch_built_for(tmp_path, sees_device=True, **{name: "13.0"}), *settings)
     assert done.returncode == 0, done.stderr

@@ -157,7 +157,7 @@ def test_shared_memory_that_is_small_is_told_with_what_enlarges_it(tmp_path, mon
     (enough,) = doctor.shared_memory()
     assert (enough.status, enough.detail) == ("ok", f"4.00 GiB, 3.00 free, {tmp_path}")
     monkeypatch.setattr(doctor, "_SHARED", tmp_path / "nowhere")
-    assert doctor.shared_memory() == []
+    assert [*doctor.shared_memory()] == []
 
 
 def test_disks_that_are_full_or_cannot_be_written_to(tmp_path, monkeypatch) -> None:
@@ -187,7 +187,7 @@ def test_devices_whose_driver_tells_nothing_are_an_obstacle_as_they_are_to_a_swe
     monkeypatch.setattr(pynvml, "nvmlInit", start)
     monkeypatch.setattr("batchscape.cuda_devices._DEVICE_FILES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert "runs use CPU cores" in doctor.driver(Machine.detect())[0].detail
+    assert "runs use CPU cores" in next(doctor.driver(Machine.detect())).detail
     (tmp_path / "nvidia3").touch()  # a container's only device need not be the first
     (finding,) = doctor.driver(Machine.detect())
     assert finding.is_obstacle
@@ -212,4 +212,4 @@ def test_cuda_devices_are_found_as_torch_sees_them() -> None:
         line = findings[f"CUDA {index}"]
         assert line.status == "ok"
         assert torch.cuda.get_device_name(index) in line.detail
-    assert doctor.driver(machine)[0].status == "ok"
+    assert next(doctor.driver(machine)).status == "ok"

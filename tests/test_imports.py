@@ -20,7 +20,7 @@ LAYERS = (
         *("cuda_devices", "device", "drawing", "errors", "geometry", "libraries", "outgoing"),
         *("scheduler", "step_time", "system", "terminal", "text", "user_code"),
     },
-    {"config", "interop", "recorder"},
+    {"config", "interop", "recorder", "verbs"},
     {"record", "measure", "models", "data", "transformers_callback"},
     {"engines", "tracking"},
     {"programs", "train"},

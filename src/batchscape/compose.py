@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import re
@@ -26,10 +27,7 @@ from batchscape.plan.expand import SweepCells
 from batchscape.record.commands import hydra_text
 from batchscape.text import did_you_mean, near_names, suggest
 
-MULTIRUN_FLAGS = frozenset({"--multirun", "-m"})
-_SHOW_FLAGS = frozenset({"--cfg", "-c"})
-_OPTIONS_WITH_VALUE = _SHOW_FLAGS | {"--config-dir", "-cd"}
-_OPTIONS = _OPTIONS_WITH_VALUE | MULTIRUN_FLAGS | {"--resolve"}
+_SHORT = {"-c": "--cfg", "-cd": "--config-dir", "-m": "--multirun"}
 _REPLACED_SETTINGS = {
     "hydra/sweeper": "expands sweeps itself",
     "hydra.mode": "expands sweeps itself",
@@ -56,14 +54,14 @@ _NAMES_ELSEWHERE = {
 
 def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
     """Compose every cell of a command line; None where its flags ask to show the settings."""
-    arguments = _retry_as_setting(arguments)
-    _refuse_mistakes(arguments)
-    flags = {argument.split("=")[0] for argument in arguments if argument.startswith("-")}
-    shows_settings = bool(flags & _SHOW_FLAGS)
-    hydra_arguments = _options_first([a for a in arguments if a not in MULTIRUN_FLAGS])
+    options, settings = _options_and_settings(arguments)
+    _refuse_mistakes(settings)
+    shows_settings = options.cfg is not None
     # One run is a grid of one cell.
-    mode = [] if shows_settings else ["--multirun"]
-    command = [program, *mode, *hydra_arguments]
+    command = [program, f"--cfg={options.cfg}" if shows_settings else "--multirun"]
+    if options.config_dir is not None:
+        command.append(f"--config-dir={options.config_dir}")
+    command += ["--resolve"] * options.resolve + settings
 
     grids: list[object] = []
 
@@ -87,12 +85,13 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
             raise
         raise ConfigError(_message(error)) from None
     if shows_settings:
-        settings = redact_json(yaml.safe_load(output.getvalue()))
-        sys.stdout.write(outgoing("\n".join(explained(settings)) + "\n"))
+        shown = redact_json(yaml.safe_load(output.getvalue()))
+        sys.stdout.write(outgoing("\n".join(explained(shown)) + "\n"))
         return None
     if len(grids) != 1 or not isinstance(grids[0], SweepCells):
-        msg = "the primary configuration must have `override hydra/sweeper: grid` in its defaults"
-        raise ConfigError(msg)
+        raise ConfigError(
+            "the primary configuration must have `override hydra/sweeper: grid` in its defaults"
+        )
     return grids[0]
 
 
@@ -105,72 +104,60 @@ def _command_line(command: list[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = argv
-        if full_error is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
+        del os.environ["HYDRA_FULL_ERROR"]
+        if full_error is not None:
             os.environ["HYDRA_FULL_ERROR"] = full_error
 
 
-def _retry_as_setting(arguments: Sequence[str]) -> list[str]:
-    """Replace the option `--retry failed,oom` by its setting."""
-    words, settings = list(arguments), []
-    while words:
-        argument = words.pop(0)
-        option, equals, value = argument.partition("=")
-        if option != "--retry":
-            settings.append(argument)
-            continue
-        text = value if equals else words.pop(0) if words else ""
-        statuses = get_args(Repeated)
+def _options_and_settings(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options, and the settings, of which `--retry failed,oom` becomes one."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--cfg")
+    parser.add_argument("--config-dir")
+    parser.add_argument("--multirun", action="store_true")
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--retry", nargs="?", const="", action="append", default=[])
+    try:
+        options, settings = parser.parse_known_args([_SHORT.get(word, word) for word in arguments])
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from None
+    if unknown := next((word for word in settings if word.startswith("-")), None):
+        name = unknown.partition("=")[0]
+        names = ("--cfg", "--config-dir", "--multirun", "--resolve", "--retry")
+        raise ConfigError(
+            f"there is no option {name}{suggest(name, names)}; settings have no dashes"
+        )
+    statuses = get_args(Repeated)
+    for text in options.retry:
         if not set(text.split(",")) <= set(statuses):
-            msg = (
+            raise ConfigError(
                 f"--retry takes statuses of runs, any of {', '.join(statuses)}, as in "
                 f"--retry failed,oom; got {text!r}"
             )
-            raise ConfigError(msg)
         settings.append(f"launcher.retry=[{text}]")
-    return settings
+    return options, settings
 
 
-def _refuse_mistakes(arguments: Sequence[str]) -> None:
-    """Refuse arguments that Hydra would accept with another meaning than the user's."""
-    for previous, argument in zip(["", *arguments], arguments, strict=False):
+def _refuse_mistakes(settings: Sequence[str]) -> None:
+    """Refuse settings that Hydra would accept with another meaning than the user's."""
+    for previous, argument in zip(["", *settings], settings, strict=False):
         prefixed, equals, value = argument.partition("=")
         key = prefixed.lstrip("+~")
-        if prefixed.startswith("-"):
-            if prefixed not in _OPTIONS and previous not in _OPTIONS_WITH_VALUE:
-                options = sorted(o for o in (*_OPTIONS, "--retry") if o.startswith("--"))
-                msg = f"there is no option {prefixed}{suggest(prefixed, options)}"
-                raise ConfigError(f"{msg}; settings have no dashes")
-            continue
-        if not equals and argument[:1] != "~" and previous not in _OPTIONS_WITH_VALUE:
-            msg = f"{argument}: settings are given as key=value; a sweep file as sweeps={argument}"
+        if not equals and argument[:1] != "~":
+            hint = ""
             if "=" in previous:
                 both = shlex.quote(f"{previous} {argument}")
-                msg += f"; if it belongs to the setting before it, quote both: {both}"
-            raise ConfigError(msg)
+                hint = f"; if it belongs to the setting before it, quote both: {both}"
+            raise ConfigError(
+                f"{argument}: settings are given as key=value; a sweep file as "
+                f"sweeps={argument}{hint}"
+            )
         if key == "sweep" or (key == "sweeps" and prefixed != key):
-            msg = f"{argument}: a sweep file is chosen with sweeps={value or 'NAME'}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{argument}: a sweep file is chosen with sweeps={value or 'NAME'}")
         if key in _REPLACED_SETTINGS:
-            msg = f"{argument}: batchscape {_REPLACED_SETTINGS[key]}; leave {key} as it is"
-            raise ConfigError(msg)
-
-
-def _options_first(arguments: Sequence[str]) -> list[str]:
-    """Put options, with their values, before settings: Hydra takes settings in one piece only."""
-    options: list[str] = []
-    settings: list[str] = []
-    words = list(arguments)
-    while words:
-        argument = words.pop(0)
-        if argument in _OPTIONS_WITH_VALUE:
-            options.append(argument)
-            options += words[:1]
-            del words[:1]
-        else:
-            (options if argument.startswith("-") else settings).append(argument)
-    return options + settings
+            raise ConfigError(
+                f"{argument}: batchscape {_REPLACED_SETTINGS[key]}; leave {key} as it is"
+            )
 
 
 def _message(error: Exception) -> str:
@@ -224,18 +211,13 @@ def _unknown_key(key: str, present_keys: list[str]) -> str:
     hints = {setting.key: setting.hint for setting in SETTINGS}
     keys = sorted(hints)
     group, _, last = key.rpartition(".")
-    misspelt = near_names(last, present_keys)
-    if misspelt and get_origin(hints.get(group)) is dict:
-        return (
-            f"{key} is no entry of the chosen option; did you mean {group}.{misspelt[0]}? "
-            f"(Entries: {', '.join(present_keys)}; one that is new takes a plus)"
-        )
-    for entries in (key, group):
+    near_entries = [f"{group}.{name}" for name in near_names(last, present_keys)]
+    for entries, name, near in ((group, last, near_entries), (key, "NAME", [])):
         if get_origin(hints.get(entries)) is dict:
             return (
-                f"{entries} takes new entries one by one, with a plus: "
-                f"+{entries}.{'NAME' if entries == key else last}=VALUE "
+                f"{entries} takes new entries one by one, with a plus: +{entries}.{name}=VALUE "
                 f"(where the chosen option of {entries.partition('.')[0]} has {entries})"
+                f"{did_you_mean(near)}"
             )
     if key in keys:
         return f"{key} is no setting of the chosen option of {group}; another option has it"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -183,34 +184,16 @@ def visible_indices(visible_setting: str | None, uuids: Sequence[str]) -> list[i
     if visible_setting is None:
         return list(range(len(uuids)))
     if visible_setting.startswith("GPU-"):
-        return _by_uuid(visible_setting.split(","), uuids)
-    numbers: list[int] = []
-    for entry in visible_setting.split(","):
-        number = _NUMBER.match(entry.strip())
-        if number is None or int(number[0]) < 0:
-            break
-        if int(number[0]) in numbers:
-            return []
-        numbers.append(int(number[0]))
-    unknown = next((i for i, number in enumerate(numbers) if number >= len(uuids)), len(numbers))
-    return numbers[:unknown]
-
-
-def _by_uuid(entries: Sequence[str], uuids: Sequence[str]) -> list[int]:
-    indices: list[int] = []
-    for position, entry in enumerate(entries):
-        if entry in entries[:position]:
-            return []
-        if not entry.startswith("GPU-"):
-            break
-    for entry in entries:
-        matches = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry)]
-        if not entry.startswith("GPU-") or len(matches) != 1:
-            break
-        if matches[0] in indices:
-            return []
-        indices += matches
-    return indices
+        names = [*takewhile(lambda e: e.startswith("GPU-"), visible_setting.split(","))]
+        matches = [[i for i, uuid in enumerate(uuids) if uuid.startswith(name)] for name in names]
+        is_repeated = len({*names}) < len(names)
+    else:
+        texts = (_NUMBER.match(entry.strip()) for entry in visible_setting.split(","))
+        numbers = [*takewhile(lambda n: n >= 0, (int(text[0]) if text else -1 for text in texts))]
+        matches = [[number] if number < len(uuids) else [] for number in numbers]
+        is_repeated = len({*numbers}) < len(numbers)
+    visible = [first for first, *_ in takewhile(lambda match: len(match) == 1, matches)]
+    return [] if is_repeated or len({*visible}) < len(visible) else visible
 
 
 def hides_all(visible_setting: str | None) -> bool:

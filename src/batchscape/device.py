@@ -1,6 +1,7 @@
 """Operations on a device that a processor needs none of, by torch, for devices of any kind.
 
-The launcher imports no torch: its view of devices is `cuda_devices.py`.
+The launcher imports no torch, except one built for other devices than those of CUDA: its view of
+devices is `cuda_devices.py`.
 
 Notes
 -----
@@ -25,6 +26,11 @@ T = TypeVar("T")
 def is_accelerator(device: torch.device) -> bool:
     """Whether a device computes beside the host, with a memory of its own."""
     return device.type != "cpu"
+
+
+def is_accelerator_here() -> bool:
+    """Whether torch finds a device of the kind that it is built for."""
+    return torch.accelerator.is_available()
 
 
 def module_of(device: torch.device) -> Any:  # noqa: ANN401  (a module)

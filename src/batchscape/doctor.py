@@ -14,12 +14,13 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,13 +67,13 @@ class Finding:
     @property
     def is_obstacle(self) -> bool:
         """Whether the default sweep fails because of it."""
-        return self.needed and self.status in {"missing", "broken"}
+        return self.needed and self.status != "ok"
 
 
 def examine(outputs: Path) -> list[Finding]:
     """Examine this machine and the disk of outputs; all questions are asked at the same time."""
     machine = Machine.detect()
-    probes: dict[str, Callable[[], list[Finding]]] = {
+    probes: dict[str, Callable[[], Iterable[Finding]]] = {
         "processor": partial(processor, machine),
         "shared memory": shared_memory,
         "disk": partial(disk, outputs),
@@ -82,8 +83,7 @@ def examine(outputs: Path) -> list[Finding]:
         "Slurm": partial(slurm, outputs),
     }
     with ThreadPoolExecutor(len(probes)) as pool:
-        futures = [pool.submit(_run_probe, what, probe) for what, probe in probes.items()]
-        return [finding for future in futures for finding in future.result()]
+        return [*chain.from_iterable(pool.map(_run_probe, probes, probes.values()))]
 
 
 def is_fit(findings: list[Finding]) -> bool:
@@ -112,9 +112,9 @@ def as_table(findings: list[Finding]) -> Group:
     return Group(table, verdict)
 
 
-def _run_probe(what: str, probe: Callable[[], list[Finding]]) -> list[Finding]:
+def _run_probe(what: str, probe: Callable[[], Iterable[Finding]]) -> list[Finding]:
     try:
-        return probe()
+        return [*probe()]
     except Exception as error:  # noqa: BLE001  (whatever is broken here is to be shown)
         return [Finding(what, "broken", _in_one_line(error))]
 
@@ -133,36 +133,32 @@ def _room(
     return Finding(what, "broken", f"{amount}: less than {least_gib:g} GiB", repair, needed=needed)
 
 
-def processor(machine: Machine) -> list[Finding]:
+def processor(machine: Machine) -> Iterator[Finding]:
     """Examine cores and memory."""
     cores = f"{machine.cpu_cores} usable of {psutil.cpu_count()} logical, {machine.cpu_name}"
     memory = psutil.virtual_memory()
     free = memory.available / GIB
     amount = f"{memory.total / GIB:.1f} GiB, {free:.1f} free"
     repair = "free some: two ranks and their server need that"
-    return [
-        Finding("CPU cores", "ok", cores, needed=True),
-        _room("memory", amount, free, _LEAST_MEMORY_GIB, repair),
-    ]
+    yield Finding("CPU cores", "ok", cores, needed=True)
+    yield _room("memory", amount, free, _LEAST_MEMORY_GIB, repair)
 
 
-def shared_memory() -> list[Finding]:
+def shared_memory() -> Iterator[Finding]:
     """Examine the memory by which loader workers pass samples, and NCCL without peer access."""
-    if not _SHARED.is_dir():
-        return []
-    usage = shutil.disk_usage(_SHARED)
-    amount = f"{usage.total / GIB:.2f} GiB, {usage.free / GIB:.2f} free, {_SHARED}"
-    repair = (
-        "docker run --shm-size=8g (or --ipc=host), or room there; loader.workers=0 and a single "
-        "device do without"
-    )
-    free = usage.free / GIB
-    return [_room("shared memory", amount, free, _LEAST_SHARED_GIB, repair, needed=False)]
+    if _SHARED.is_dir():
+        usage = shutil.disk_usage(_SHARED)
+        free = usage.free / GIB
+        amount = f"{usage.total / GIB:.2f} GiB, {free:.2f} free, {_SHARED}"
+        repair = (
+            "docker run --shm-size=8g (or --ipc=host), or room there; loader.workers=0 and a "
+            "single device do without"
+        )
+        yield _room("shared memory", amount, free, _LEAST_SHARED_GIB, repair, needed=False)
 
 
-def disk(outputs: Path) -> list[Finding]:
+def disk(outputs: Path) -> Iterator[Finding]:
     """Examine the disks that sweeps and prepared data are written to."""
-    findings = []
     for what, path, repair in (
         ("disk of outputs", outputs, "give a sweep_dir on another disk"),
         ("disk of the cache", cache_folder(), "set XDG_CACHE_HOME to another disk"),
@@ -172,8 +168,7 @@ def disk(outputs: Path) -> list[Finding]:
         amount = f"{free:.1f} GiB free, {place}"
         if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
             free, amount = 0.0, f"{place} cannot be written to"
-        findings.append(_room(what, amount, free, _LEAST_DISK_GIB, repair))
-    return findings
+        yield _room(what, amount, free, _LEAST_DISK_GIB, repair)
 
 
 def _nearest_existing(path: Path) -> Path:
@@ -181,67 +176,68 @@ def _nearest_existing(path: Path) -> Path:
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
 
 
-def driver(machine: Machine) -> list[Finding]:
+def driver(machine: Machine) -> Iterator[Finding]:
     """Examine the devices of the driver that a sweep would take."""
     if machine.cuda_problem is not None:
         problem, _, repair = machine.cuda_problem.partition("; ")
-        return [Finding("CUDA driver", "broken", problem, repair, needed=True)]
+        yield Finding("CUDA driver", "broken", problem, repair, needed=True)
+        return
     count = len(machine.cuda_devices)
     detail = f"{count} devices are visible" if count else "no device: runs use CPU cores"
-    return [Finding("CUDA driver", "ok", detail, needed=True)]
+    yield Finding("CUDA driver", "ok", detail, needed=True)
 
 
-def torch_and_devices(machine: Machine) -> list[Finding]:
+def torch_and_devices(machine: Machine) -> Iterator[Finding]:
     """Examine torch and the devices that it sees."""
     try:
         build = ask("torch")
     except RuntimeError as error:
-        return [Finding("torch", "broken", str(error), _TORCH_INSTALL, needed=True)]
+        yield Finding("torch", "broken", str(error), _TORCH_INSTALL, needed=True)
+        return
     kind = f"CUDA {build['cuda_build']}" if build["cuda_build"] else "CPU only"
-    findings = [Finding("torch", "ok", f"{build['version']} ({kind})", needed=True)]
+    yield Finding("torch", "ok", f"{build['version']} ({kind})", needed=True)
     for index, device in enumerate(build["devices"]):
-        findings.append(Finding(f"CUDA {index}", "ok", device, needed=True))
+        yield Finding(f"CUDA {index}", "ok", device, needed=True)
     if machine.cuda_devices and not build["devices"]:
         detail = (
             f"{len(machine.cuda_devices)} visible to the driver, none to torch: "
             f"{build['problem'] or 'this build of torch knows no CUDA'}"
         )
-        findings.append(Finding("CUDA", "broken", detail, _TORCH_INSTALL, needed=True))
-    return findings
+        yield Finding("CUDA", "broken", detail, _TORCH_INSTALL, needed=True)
 
 
-def gloo() -> list[Finding]:
+def gloo() -> Iterator[Finding]:
     """Form a group of two ranks on this machine, as runs on CPU do."""
     try:
-        answer = ask("gloo")
+        detail = f"two ranks met and summed in {ask('gloo')['seconds']:.2f} s"
+        yield Finding("gloo", "ok", detail, needed=True)
     except RuntimeError as error:
         repair = "export GLOO_SOCKET_IFNAME=lo, where the host's name leads nowhere"
-        return [Finding("gloo", "broken", str(error), repair, needed=True)]
-    detail = f"two ranks met and summed in {answer['seconds']:.2f} s"
-    return [Finding("gloo", "ok", detail, needed=True)]
+        yield Finding("gloo", "broken", str(error), repair, needed=True)
 
 
-def slurm(outputs: Path) -> list[Finding]:
+def slurm(outputs: Path) -> Iterator[Finding]:
     """Examine the scheduler and the folder of sweeps; nothing where there is no Slurm."""
     if not scheduler.is_available():
-        return []
+        return
     try:
         partitions = [partition for partition in scheduler.partitions() if partition.is_up]
     except SchedulerError as error:
         repair = (
             "try `scontrol ping`; from another machine SLURM_CONF and munge must be the cluster's"
         )
-        return [Finding("Slurm", "broken", str(error), repair)]
+        yield Finding("Slurm", "broken", str(error), repair)
+        return
     names = ", ".join(f"{partition.name}{'*' * partition.is_default}" for partition in partitions)
-    findings = [Finding("Slurm", "ok", f"partitions: {names}")]
-    if not names:
-        findings = [Finding("Slurm", "broken", "no partition is up", "ask who runs it; sinfo -R")]
+    if names:
+        yield Finding("Slurm", "ok", f"partitions: {names}")
+    else:
+        yield Finding("Slurm", "broken", "no partition is up", "ask who runs it; sinfo -R")
     place = _nearest_existing(outputs)
     if is_of_this_machine(place):
         detail = f"{place} is on a disk of this machine"
         repair = "a sweep of jobs needs a sweep_dir that all nodes see, under this path"
-        findings.append(Finding("shared folder", "missing", detail, repair))
-    return findings
+        yield Finding("shared folder", "missing", detail, repair)
 
 
 def ask(question: str) -> dict[str, Any]:
@@ -262,8 +258,7 @@ def ask(question: str) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        msg = f"no answer within {_ANSWER_S:g} s"
-        raise RuntimeError(msg) from None
+        raise RuntimeError(f"no answer within {_ANSWER_S:g} s") from None
     with suppress(ValueError, IndexError):
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         if "error" not in answer:
@@ -309,8 +304,7 @@ def _gloo_group() -> dict[str, Any]:
     with ThreadPoolExecutor(2) as pool:
         totals = [*pool.map(total, range(2))]
     if totals != [3.0, 3.0]:
-        msg = f"1 + 2 over two ranks gave {totals}"
-        raise ArithmeticError(msg)
+        raise ArithmeticError(f"1 + 2 over two ranks gave {totals}")
     return {"seconds": time.monotonic() - started}
 
 

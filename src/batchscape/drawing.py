@@ -101,11 +101,10 @@ class Drawing:
             answer = answers.readline()
             if not answer:
                 code = self._worker.wait()
-                msg = (
+                raise AnalysisError(
                     f"the process that draws figures ended with exit code {code} (below zero: a "
                     "signal, often for lack of memory); give the same command again"
                 )
-                raise AnalysisError(msg)
             if problem := json.loads(answer):
                 raise AnalysisError(problem)
         self._pending = 0

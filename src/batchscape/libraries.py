@@ -20,7 +20,8 @@ _DISTRIBUTIONS = {"hydra": "hydra-core"}
 
 def why_missing(error: BaseException) -> str | None:
     """Say which library lacks a member that our code uses, and which version has it; else None."""
-    module, member = _missing_member(error)
+    member = _missing_member(error)
+    module = member.partition(".")[0]
     library = _DISTRIBUTIONS.get(module, module)
     # The last frame outside Python's import system: our code, if we asked for the member.
     callers = [
@@ -45,18 +46,16 @@ def why_missing(error: BaseException) -> str | None:
     )
 
 
-def _missing_member(error: BaseException) -> tuple[str, str]:
-    """Return the library that lacks a member, and the member's full name."""
+def _missing_member(error: BaseException) -> str:
+    """Return the full name of the member that a library lacks; empty for other errors."""
     if isinstance(error, ImportError):
         module = error.name or ""
         name = re.search(r"cannot import name '(\w+)'", str(error))
-        return module.partition(".")[0], f"{module}.{name[1]}" if name else module
+        return f"{module}.{name[1]}" if name else module
     if not isinstance(error, AttributeError):
-        return "", ""
+        return ""
     owner = error.obj
     if isinstance(owner, ModuleType):
-        owner_name = owner.__name__
-    else:
-        kind = owner if isinstance(owner, type) else type(owner)
-        owner_name = f"{kind.__module__}.{kind.__qualname__}"
-    return owner_name.partition(".")[0], f"{owner_name}.{error.name}"
+        return f"{owner.__name__}.{error.name}"
+    kind = owner if isinstance(owner, type) else type(owner)
+    return f"{kind.__module__}.{kind.__qualname__}.{error.name}"

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from batchscape.errors import ConfigError
 
+Place = tuple[str | int, ...]
+"""Names and positions that lead to a text in a JSON value; to the mapping of one that is a key."""
+Change = Callable[[str, Place, bool], str]
+"""Returns what stands for a text at a place, and is told whether it is a key."""
 _SHORTEST = 8
 _PART = r"\w*(?:KEY|TOKEN|SECRET|PASS|CREDENTIAL)"
 # The pattern looks once at each word, so that its time grows linearly with the text.
@@ -73,54 +78,43 @@ def redact(text: str) -> str:
 
 def redact_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
     """Return a JSON value in which no text carries a secret; the content is not changed."""
-    return _redacted(content, _secrets())
-
-
-def _redacted(content: Any, secrets: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401  (of JSON)
-    if isinstance(content, str):
-        return _redact_text(content, secrets) if len(content) >= _SHORTEST else content
-    if isinstance(content, Mapping):
-        redacted = {}
-        for name, value in content.items():
-            is_secret = isinstance(value, str) and _is_secret_name(str(name)) and _is_long(value)
-            # A key may be the name of a variable, and is replaced only by its shape.
-            key = _without_tokens(name) if isinstance(name, str) else name
-            redacted[key] = f"[{name}]" if is_secret else _redacted(value, secrets)
-        return redacted
-    if isinstance(content, list | tuple):
-        return [_redacted(value, secrets) for value in content]
-    return content
+    return _mapped(content, _redaction())
 
 
 def refuse_secrets(settings: Iterable[Mapping[str, Any]]) -> None:
     """Refuse settings of cells that contain a secret, by their keys, before anything is written."""
-    secrets: dict[str, str] = {}
+    redacted_texts: dict[str, str] = {}
     checked_values: dict[tuple[str, int], Any] = {}
+    redacted = _redaction()
+
+    def note(text: str, place: Place, is_key: bool) -> str:
+        change = redacted(text, place, is_key)
+        if change != text:
+            key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)[1:]
+            redacted_texts[f"a key of {key or 'the settings'}" if is_key else key] = change
+        return change
+
     for cell in settings:
         for name, value in cell.items():
             # Cells share the objects that they do not vary.
-            if (name, id(value)) not in checked_values:
-                checked_values[name, id(value)] = value
-                try:
-                    secrets |= _changes({name: value}, redact_json({name: value}), "")
-                except RecursionError:
-                    msg = f"{name} is nested too deeply for a setting"
-                    raise ConfigError(msg) from None
-    if not secrets:
+            if (name, id(value)) in checked_values:
+                continue
+            checked_values[name, id(value)] = value
+            try:
+                _mapped({name: value}, note)
+            except RecursionError:
+                raise ConfigError(f"{name} is nested too deeply for a setting") from None
+    if not redacted_texts:
         return
-    lines = [f"  {key} holds {text}" for key, text in secrets.items()]
+    lines = [f"  {key} holds {text}" for key, text in redacted_texts.items()]
     if len(lines) > _MOST_SHOWN:
         lines[_MOST_SHOWN:] = [f"  and {len(lines) - _MOST_SHOWN} further"]
-    msg = "\n".join(
-        (
-            "Settings are written to the run folders, to reports and to Weights & Biases, so none "
-            "may hold a secret:",
-            *lines,
-            "Leave it out of the settings and pass it by an environment variable: runs, and the "
-            "programs of engine=command, inherit those of batchscape.",
-        )
+    listed = "\n".join(lines)
+    raise ConfigError(
+        "Settings are written to the run folders, to reports and to Weights & Biases, so none may "
+        f"hold a secret:\n{listed}\nLeave it out of the settings and pass it by an environment "
+        "variable: runs, and the programs of engine=command, inherit those of batchscape."
     )
-    raise ConfigError(msg)
 
 
 def make_printable(text: str) -> str:
@@ -131,7 +125,9 @@ def make_printable(text: str) -> str:
     if text.isprintable():
         return text
     text = _SEQUENCE.sub("", text.replace("\r\n", "\n"))
-    return _CONTROL.sub(_escape_code, text)
+    return _CONTROL.sub(
+        lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 0x100 else f"\\u{ord(m[0]):04x}", text
+    )
 
 
 def outgoing(text: str) -> str:
@@ -142,7 +138,7 @@ def outgoing(text: str) -> str:
 
 def outgoing_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
     """Return a JSON value whose texts, and keys, are as they may leave; it is not changed."""
-    return redact_json(_all_printable(content))
+    return redact_json(_mapped(content, lambda text, *_: make_printable(text)))
 
 
 def outgoing_cell(text: str) -> str:
@@ -152,7 +148,11 @@ def outgoing_cell(text: str) -> str:
     text, and so does pandas, with the apostrophe.
     """
     text = outgoing(text)
-    return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
+    with suppress(ValueError):
+        float(text)
+        if text == text.strip():
+            return text
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _secrets() -> tuple[tuple[str, str], ...]:
@@ -188,39 +188,31 @@ def _without_tokens(text: str) -> str:
     return text
 
 
-def _changes(content: Any, redacted: Any, key: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
-    """Yield the dotted keys of texts that were redacted, and the redacted texts."""
-    if isinstance(content, Mapping):
-        pairs = zip(content.items(), redacted.items(), strict=True)
-        for (name, value), (redacted_name, redacted_value) in pairs:
-            if name != redacted_name:
-                yield f"a key of {key or 'the settings'}", redacted_name
-            yield from _changes(value, redacted_value, f"{key}.{name}" if key else str(name))
-    elif isinstance(content, list | tuple):
-        for number, (value, redacted_value) in enumerate(zip(content, redacted, strict=True)):
-            yield from _changes(value, redacted_value, f"{key}[{number}]")
-    elif content != redacted:
-        yield key, redacted
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return text == text.strip()
-
-
-def _all_printable(content: Any) -> Any:  # noqa: ANN401  (anything of JSON)
+def _mapped(content: Any, change: Change, place: Place = ()) -> Any:  # noqa: ANN401  (of JSON)
+    """Return a JSON value with its texts and keys changed."""
     if isinstance(content, str):
-        return make_printable(content)
-    if isinstance(content, dict):
-        return {_all_printable(key): _all_printable(value) for key, value in content.items()}
+        return change(content, place, False)
+    if isinstance(content, Mapping):
+        return {
+            change(key, place, True) if isinstance(key, str) else key: _mapped(
+                value, change, (*place, str(key))
+            )
+            for key, value in content.items()
+        }
     if isinstance(content, list | tuple):
-        return [_all_printable(value) for value in content]
+        return [_mapped(value, change, (*place, number)) for number, value in enumerate(content)]
     return content
 
 
-def _escape_code(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+def _redaction() -> Change:
+    """Return what replaces secrets, by the variables of now."""
+    secrets = _secrets()
+
+    def redacted(text: str, place: Place, is_key: bool) -> str:
+        if is_key:  # a key may be the name of a variable, and is replaced only by its shape
+            return _without_tokens(text)
+        if place and _is_secret_name(str(place[-1])) and _is_long(text):
+            return f"[{place[-1]}]"
+        return text if len(text) < _SHORTEST else _redact_text(text, secrets)
+
+    return redacted

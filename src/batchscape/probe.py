@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,8 @@ from batchscape.record.spec import RunSpec, plain_geometry
 from batchscape.record.status import RunStatus, Status
 from batchscape.text import count_text
 
+CUT = ("nodes", "data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
+"""Settings of the group `batch` that cut a global batch."""
 _STEPS = 3
 """Optimizer steps of a training: the first makes the optimizer's state, later ones are steady."""
 _TAKEN_OF_TENSORS = 1.1
@@ -41,6 +44,7 @@ ADVICE = (
     "or take a smaller model or sequence."
 )
 """What makes room where nothing fits."""
+_OUTCOMES = {True: "fits", False: "is out of memory"}
 _SHORT_RUN: dict[str, Any] = {
     "budget.samples": None,
     "budget.tokens": None,
@@ -51,6 +55,8 @@ _SHORT_RUN: dict[str, Any] = {
     "checkpoint.every_s": None,
     "measure.warmup_optimizer_steps": 0,
     "launcher.skip_unfit": False,
+    "schedule": {"name": "constant", "warmup_samples": 0},
+    "tracker": {"name": "none"},
 }
 """Settings that do not change the peak of memory, for a short run that starts in any case."""
 
@@ -64,12 +70,19 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> dict[str, Any
     `not_predicted`, with the reason), and the trainings that were `tried`.
     """
     if len(grid.cells) > 1:
-        msg = f"`probe` is about one combination of settings; given {len(grid.cells)}"
-        raise ConfigError(msg)
-    settings = _short_settings(grid.cells[0].settings, machine)
-    candidates = _candidates(settings)
-    sweep, specs = _plan_trainings(grid, settings, candidates, machine)
-    limit_gib = _limit_gib(specs[0], machine)
+        raise ConfigError(f"`probe` is about one combination of settings; given {len(grid.cells)}")
+    held = solve_batch(grid.cells[0].settings, "micro_batch_size")
+    candidates = enumerate_geometries(
+        held.global_batch_size, data_parallel_sizes=[held.data_parallel_size], nodes=held.nodes
+    )
+    sweep, specs = _plan_trainings(grid, candidates, machine)
+    is_on_cpu = specs[0].device_type == "cpu"
+    limit_gib = room_gib(specs[0], machine)
+    if limit_gib is None or (is_on_cpu and specs[0].config.device.memory_limit_gib is None):
+        raise ConfigError(
+            "`probe` runs out of memory on purpose, which on a CPU takes the whole machine along: "
+            "give a device.memory_limit_gib, such as 2"
+        )
     reports = predict_memories(specs)
     peaks_gib = [r.peak_allocated_gib for r in reports if r.peak_allocated_gib is not None]
     is_predicted = len(peaks_gib) == len(reports)
@@ -78,8 +91,9 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> dict[str, Any
 
     def fits(position: int) -> bool:
         spec = specs[position]
+        micro = spec.geometry.micro_batch_size
         with (
-            console.status(f"training with micro-batch {spec.geometry.micro_batch_size}"),
+            console.status(f"training with micro-batch {micro}"),
             Path(os.devnull).open("w") as null_file,
         ):
             result = Launcher(sweep, machine, [spec], console=Console(file=null_file)).run()
@@ -91,18 +105,14 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> dict[str, Any
         status = RunStatus.read(folder.status)
         is_fitting = status.status is Status.COMPLETED
         if not is_fitting and status.status is not Status.OOM:
-            ending = f"ended as {status.status}: {status.reason}"
-            msg = f"the training with {spec.geometry} {ending}; log: {folder.log}"
-            raise LaunchError(msg)
-        figure = "peak_taken_gib" if spec.device_type == "cpu" else "peak_reserved_gib"
-        attempt = {
-            **plain_geometry(spec.geometry),
-            "fits": is_fitting,
-            "taken_gib": status.summary.get(figure) if is_fitting else None,
-            "run_id": spec.run_id,
-        }
-        tried.append(attempt)
-        console.print(f"micro-batch {attempt['micro_batch_size']} {_outcome(attempt)}")
+            raise LaunchError(
+                f"the training with {spec.geometry} ended as {status.status}: {status.reason}; "
+                f"log: {folder.log}"
+            )
+        taken_gib = status.summary.get("peak_taken_gib" if is_on_cpu else "peak_reserved_gib")
+        attempt = {"fits": is_fitting, "taken_gib": taken_gib if is_fitting else None}
+        tried.append(plain_geometry(spec.geometry) | attempt | {"run_id": spec.run_id})
+        console.print(f"micro-batch {micro} {_OUTCOMES[is_fitting]}")
         return is_fitting
 
     largest = seek_largest(len(candidates), guess if is_predicted else None, fits)
@@ -137,130 +147,116 @@ def seek_largest(count: int, guess: int | None, fits: Callable[[int], bool]) -> 
     return last_fitting
 
 
-def fits_by_micro_batch(
-    grid: SweepCells,
-    settings: dict[str, Any],
-    geometries: Sequence[BatchGeometry],
-    machine: Machine,
-) -> dict[int, bool]:
-    """Return which micro-batches fit, of those that `probe` has trained on devices like these."""
-    sweep, specs = _plan_trainings(grid, _short_settings(settings, machine), geometries, machine)
-    fits = {}
+def known_bounds(
+    grid: SweepCells, geometries: Sequence[BatchGeometry], machine: Machine
+) -> tuple[int, float]:
+    """Return the largest micro-batch that `probe` saw fit here, and the smallest that did not.
+
+    They are 0 and infinity where it has tried none on devices like these.
+    """
+    sweep, specs = _plan_trainings(grid, geometries, machine)
+    fitting, failing = 0, math.inf
     for spec in specs:
-        folder = sweep.run(spec.run_id)
-        if not folder.launch.exists() or not ran_on(machine, spec, read_json(folder.launch)):
-            continue
-        status = RunStatus.read(folder.status).status
-        if status in {Status.COMPLETED, Status.OOM}:
-            fits[spec.geometry.micro_batch_size] = status is Status.COMPLETED
-    return fits
-
-
-def _outcome(attempt: Mapping[str, Any]) -> str:
-    return "fits" if attempt["fits"] else "is out of memory"
+        folder, micro = sweep.run(spec.run_id), spec.geometry.micro_batch_size
+        if folder.launch.exists() and ran_on(machine, spec, read_json(folder.launch)):
+            status = RunStatus.read(folder.status).status
+            if status is Status.COMPLETED:
+                fitting = max(fitting, micro)
+            elif status is Status.OOM:
+                failing = min(failing, micro)
+    return fitting, failing
 
 
 def show_answer(console: Console, answer: Mapping[str, Any]) -> None:
     """Print the trainings and the answer."""
-    candidates, predicted_gib = answer["candidates"], answer["predicted_gib"]
+    micros, best = answer["candidates"], answer["largest"]
+    predicted = dict(zip(micros, answer["predicted_gib"] or (), strict=False))
     table = Table(
         *("micro-batch", "accumulation", "tensors, predicted (GiB)", "taken (GiB)", "outcome"),
         box=box.SIMPLE_HEAD,
     )
     for attempt in answer["tried"]:
-        micro, taken_gib = attempt["micro_batch_size"], attempt["taken_gib"]
-        tensors = f"{predicted_gib[candidates.index(micro)]:.4g}" if predicted_gib else ""
-        taken = "" if taken_gib is None else f"{taken_gib:.4g}"
-        steps = attempt["gradient_accumulation_steps"]
-        table.add_row(str(micro), str(steps), tensors, taken, _outcome(attempt))
+        micro = attempt["micro_batch_size"]
+        sizes = (predicted.get(micro), attempt["taken_gib"])
+        table.add_row(
+            *(str(micro), str(attempt["gradient_accumulation_steps"])),
+            *("" if size is None else f"{size:.4g}" for size in sizes),
+            _OUTCOMES[attempt["fits"]],
+        )
     console.print(table)
     if answer["not_predicted"] is not None:
         console.print(f"Not predicted: {answer['not_predicted']}")
     limits = (
         f"of {answer['limit_gib']:.4g} GiB, by {count_text(len(answer['tried']), 'training')} with "
-        f"{len(candidates)} to choose from"
+        f"{len(micros)} to choose from"
     )
-    best = answer["largest"]
     if best is None:
-        text = f"No micro-batch fits a device {limits}: not even {candidates[0]}. {ADVICE}"
+        text = f"No micro-batch fits a device {limits}: not even {micros[0]}. {ADVICE}"
     else:
-        micro = best["micro_batch_size"]
-        all_fit = micro == candidates[-1]
+        micro, devices = best["micro_batch_size"], count_text(best["data_parallel_size"], "device")
+        which = "all fit; the largest is" if micro == micros[-1] else "the largest that fits is"
         text = (
-            f"Of the micro-batches of global batch {best['global_batch_size']} on "
-            f"{count_text(best['data_parallel_size'], 'device')} {limits}, "
-            f"{'all fit; the largest is' if all_fit else 'the largest that fits is'} {micro}:\n"
-            f"  batch.micro_batch_size={micro} "
+            f"Of the micro-batches of global batch {best['global_batch_size']} on {devices} "
+            f"{limits}, {which} {micro}:\n  batch.micro_batch_size={micro} "
             f"batch.gradient_accumulation_steps={best['gradient_accumulation_steps']}"
         )
     console.print(text, soft_wrap=True)
 
 
-def _short_settings(settings: dict[str, Any], machine: Machine) -> dict[str, Any]:
-    """Return settings for a few steps that take as much memory as the whole training."""
-    settings = set_values(settings, _SHORT_RUN)
-    settings |= {"schedule": {"name": "constant", "warmup_samples": 0}, "tracker": {"name": "none"}}
-    evaluation = settings["evaluation"] = {**settings["evaluation"]}
-    evaluation["samples"] = min(evaluation["samples"], evaluation["batch_size"])
-    measure = settings["measure"] = {**settings["measure"]}
-    if measure["noise_scale_every"] is not None:
-        measure["noise_scale_every"] = _STEPS - 1  # which takes memory, and must be among them
-    if machine.device_type(RunConfig.from_mapping(settings).launcher) == "cpu":
-        measure["memory"] = False  # a rehearsal of tensors; the limit is of the whole process
-    return settings
+def solve_batch(settings: dict[str, Any], *free: str) -> BatchGeometry:
+    """Return the geometry of settings.
 
-
-def _candidates(settings: dict[str, Any]) -> tuple[BatchGeometry, ...]:
-    """List all geometries of the global batch on these devices."""
+    Where they give a global batch, factors of its cut that are `free` become 1, and accumulation
+    follows.
+    """
     batch = settings["batch"]
-    # A given global batch leaves micro-batch and accumulation free; otherwise they determine it.
     if batch["global_batch_size"] is not None or batch["global_batch_tokens"] is not None:
-        free_values = {"batch.micro_batch_size": 1, "batch.gradient_accumulation_steps": None}
-        settings = set_values(settings, free_values)
-    planned = solve_geometries(RunConfig.from_mapping(settings))[-1]
-    return tuple(
-        enumerate_geometries(
-            planned.global_batch_size,
-            data_parallel_sizes=[planned.data_parallel_size],
-            nodes=planned.nodes,
-        )
-    )
+        values = {f"batch.{name}": 1 for name in free}
+        settings = set_values(settings, values | {"batch.gradient_accumulation_steps": None})
+    return solve_geometries(RunConfig.from_mapping(settings))[-1]
 
 
-def _plan_trainings(
-    grid: SweepCells,
-    settings: dict[str, Any],
-    candidates: Sequence[BatchGeometry],
-    machine: Machine,
+def group_of(word: str) -> str:
+    """Return the group of a key or a setting of the command line."""
+    return re.split(r"[./=]", word.lstrip("+~"))[0]
+
+
+def plan_cuts(
+    grid: SweepCells, geometries: Sequence[BatchGeometry], machine: Machine
 ) -> tuple[SweepFolder, list[RunSpec]]:
-    """Plan a short training of every candidate, in one folder that later calls find again."""
-    keys = ("batch.micro_batch_size", "batch.gradient_accumulation_steps")
+    """Plan the geometries of a global batch, with the other settings of the grid's only cell."""
     cells = []
-    for geometry in candidates:
-        cut = (geometry.micro_batch_size, geometry.gradient_accumulation_steps)
-        values = dict(zip(keys, cut, strict=True))
-        cells.append(Cell(set_values(settings, values), values))
-    # One folder for all batches and machines of these settings.
-    fixed = {
-        key: value
-        for key, value in grid.fixed.items()
-        if re.split(r"[./]", key.lstrip("+~"))[0] not in {"batch", "cluster"}
-    }
-    plan = make_plan(replace(grid, cells=cells, fixed=fixed, sweep_file="probe"), machine, prepare)
+    for geometry in geometries:
+        cut = {f"batch.{name}": getattr(geometry, name) for name in CUT}
+        batch = {"global_batch_size": geometry.global_batch_size, "global_batch_tokens": None}
+        values = cut | {f"batch.{name}": value for name, value in batch.items()}
+        cells.append(Cell(set_values(grid.cells[0].settings, values), {}))
+    plan = make_plan(replace(grid, cells=cells), machine, prepare)
     if plan.rejections:
         raise ConfigError(str(plan.rejections[0].reason))
-    if isinstance(plan.specs[0].config.engine, Command):
-        msg = "`probe` trains for a few steps, which a program of engine=command decides by itself"
-        raise ConfigError(msg)
     return SweepFolder(plan.sweep_dir), plan.specs
 
 
-def _limit_gib(spec: RunSpec, machine: Machine) -> float:
-    limit = room_gib(spec, machine)
-    if limit is None or (spec.device_type == "cpu" and spec.config.device.memory_limit_gib is None):
-        msg = (
-            "`probe` runs out of memory on purpose, which on a CPU takes the whole machine along: "
-            "give a device.memory_limit_gib, such as 2"
+def _plan_trainings(
+    grid: SweepCells, geometries: Sequence[BatchGeometry], machine: Machine
+) -> tuple[SweepFolder, list[RunSpec]]:
+    """Plan trainings of a few steps that take as much memory as the whole ones.
+
+    Their folder is one for all batches and machines of these settings, which later calls find.
+    """
+    settings = grid.cells[0].settings
+    evaluation, changes = settings["evaluation"], dict(_SHORT_RUN)
+    changes["evaluation.samples"] = min(evaluation["samples"], evaluation["batch_size"])
+    if settings["measure"]["noise_scale_every"] is not None:
+        changes["measure.noise_scale_every"] = _STEPS - 1  # it takes memory: among the steps
+    config = RunConfig.from_mapping(set_values(settings, changes))
+    if isinstance(config.engine, Command):
+        raise ConfigError(
+            "`probe` trains for a few steps, which a program of engine=command decides by itself"
         )
-        raise ConfigError(msg)
-    return limit
+    if machine.device_type(config.launcher) == "cpu":
+        changes["measure.memory"] = False  # a rehearsal of tensors; the limit is of the process
+    cells = [Cell(set_values(settings, changes), {})]
+    fixed = {k: value for k, value in grid.fixed.items() if group_of(k) not in {"batch", "cluster"}}
+    short_grid = replace(grid, cells=cells, fixed=fixed, sweep_file="probe")
+    return plan_cuts(short_grid, geometries, machine)

@@ -107,8 +107,9 @@ class Recorder:
         }
         rank = _count("rank", rank, 0)
         if rank >= counts.get("world_size", rank + 1):
-            msg = f"rank must be below world_size, got {rank=} of {counts['world_size']}"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"rank must be below world_size, got {rank=} of {counts['world_size']}"
+            )
         self._writes_steps = rank == 0
         self._open(Path(run_dir) / FOLDER, rank)
         self._write(
@@ -268,8 +269,7 @@ class Recorder:
     def _check_growth(name: str, value: object, last: int) -> int:
         count = _count(name, value, 1)
         if count <= last:
-            msg = f"{name} counts all so far and must grow: got {count} after {last}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{name} counts all so far and must grow: got {count} after {last}")
         return count
 
     def _open(self, folder: Path, rank: int) -> None:
@@ -286,12 +286,10 @@ class Recorder:
         line = (json.dumps({"event": event, **row}) + "\n").encode()
         try:
             # One write a line: a reader never sees a line with another inside it.
-            written = os.write(self._file, line)
+            if os.write(self._file, line) < len(line):
+                raise OSError("the disk took a part of a line")
         except OSError as error:
             self._give_up(error)
-            return
-        if written < len(line):
-            self._give_up(OSError("the disk took a part of a line"))
 
     def _give_up(self, error: OSError) -> None:
         self.close()
@@ -317,11 +315,9 @@ def _count(name: str, value: object, smallest: int) -> int:
             raise TypeError
         count = operator.index(value)  # type: ignore[arg-type]  # a value without index is refused
     except TypeError:
-        msg = f"{name} must be an int, got {value!r}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"{name} must be an int, got {value!r}") from None
     if not smallest <= count < 2**63:
-        msg = f"{name} must be an int from {smallest} to 2**63 - 1, got {count}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} must be an int from {smallest} to 2**63 - 1, got {count}")
     return count
 
 
@@ -338,9 +334,9 @@ def _numbers(**values: Number | None) -> dict[str, float]:
         except (TypeError, ValueError, OverflowError, RuntimeError):
             text = repr(value)
             text = text if len(text) <= 60 else f"{text[:60]}..."
-            msg = f"{name} must be a number or a tensor of one, got {text}"
-            raise ConfigError(msg) from None
+            raise ConfigError(f"{name} must be a number or a tensor of one, got {text}") from None
         if name.endswith("_s") and not 0 <= row[name] < math.inf:
-            msg = f"{name} must be a time in seconds, finite and at least 0; got {row[name]}"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"{name} must be a time in seconds, finite and at least 0; got {row[name]}"
+            )
     return row

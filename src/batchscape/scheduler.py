@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
 from pathlib import Path
 
 from batchscape.errors import SchedulerError
@@ -96,7 +97,7 @@ class Partition:
     name: str
     is_default: bool
     is_up: bool
-    groups: tuple[NodeGroup, ...]
+    groups: list[NodeGroup]
 
 
 def is_available() -> bool:
@@ -124,8 +125,8 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
         with suppress(SchedulerError):
             for job_id, job in _jobs_of_accounting(ended_ids).items():
                 if job.state.is_over:
-                    restarts = jobs_by_id[job_id].restarts if job_id in jobs_by_id else None
-                    jobs_by_id[job_id] = Job(job_id, job.state, job.reason, restarts, job.nodes)
+                    queued = jobs_by_id.get(job_id, job)
+                    jobs_by_id[job_id] = replace(job, restarts=queued.restarts)
     unknown = "the scheduler does not know the job, or has forgotten it"
     return {
         job_id: jobs_by_id.get(job_id) or Job(job_id, JobState.UNKNOWN, unknown)
@@ -164,11 +165,14 @@ def partitions() -> list[Partition]:
     partitions_by_name: dict[str, Partition] = {}
     for line in answer.splitlines():
         label, up, count, cpus, gres = line.split("|")
-        group = NodeGroup(int(count), int(cpus), _gpus(gres))
+        # Such as `gpu:a100:4(S:0-1),gpu:2,license:1`.
+        gpus = re.findall(r"(?:^|,)gpu:(?:[^,:(]*:)?(\d+)(?=[,(]|$)", gres)
+        group = NodeGroup(int(count), int(cpus), sum(map(int, gpus)))
         name = label.removesuffix("*")
-        known_groups = partitions_by_name[name].groups if name in partitions_by_name else ()
-        groups = (*known_groups, group) if group.count else known_groups
-        partitions_by_name[name] = Partition(name, name != label, up == "up", groups)
+        partition = Partition(name, name != label, up == "up", [])
+        groups = partitions_by_name.setdefault(name, partition).groups
+        if group.count:
+            groups.append(group)
     return list(partitions_by_name.values())
 
 
@@ -184,16 +188,16 @@ _QUEUE_FIELDS = {
 
 
 def _jobs_of_queue(ids: list[str]) -> dict[str, Job]:
+    widths = _QUEUE_FIELDS.values()
     fields = ",".join(f"{name}:{width}" for name, width in _QUEUE_FIELDS.items())
     command = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(ids)}")
     answer = _ask(*command, f"--Format={fields}", allowed="Invalid job id")
     jobs_by_name = {}
     for line in answer.splitlines():
-        values, start = [], 0
-        for width in _QUEUE_FIELDS.values():
-            values.append(line[start : start + width].strip())
-            start += width
-        job_id, task_id, state, restarts, nodes, reason = values
+        job_id, task_id, state, restarts, nodes, reason = (
+            line[end - width : end].strip()
+            for width, end in zip(widths, accumulate(widths), strict=True)
+        )
         reason = "" if reason == "None" else reason
         for name in {job_id, task_id}:  # a task of an array has two names
             jobs_by_name[name] = Job(name, _state(state), reason, int(restarts), nodes)
@@ -236,14 +240,9 @@ def _state(name: str) -> JobState:
     try:
         return _STATES[name.split(maxsplit=1)[0]]
     except (KeyError, IndexError):
-        msg = f"a job is in state {name!r}, which this release of batchscape does not know"
-        raise SchedulerError(msg) from None
-
-
-def _gpus(gres: str) -> int:
-    """Count the GPUs of `gpu:a100:4(S:0-1),gpu:2,license:1`."""
-    entries = [entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(",")]
-    return sum(int(parts[-1]) for parts in entries if parts[0] == "gpu" and parts[-1].isdigit())
+        raise SchedulerError(
+            f"a job is in state {name!r}, which this release of batchscape does not know"
+        ) from None
 
 
 _DEFAULT_VARIABLES = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SBATCH_")
@@ -266,22 +265,18 @@ def _ask(program: str, *arguments: str, allowed: str | None = None) -> str:
             timeout=_ANSWER_LIMIT_S,
             check=False,
         )
-    except FileNotFoundError:
-        msg = (
-            f"Slurm's command {program} is not on the PATH; run batchscape where it is, such as on "
-            "a login node"
-        )
-        raise SchedulerError(msg) from None
     except OSError as error:
-        msg = f"{program} cannot be started: {error}"
-        raise SchedulerError(msg) from None
+        raise SchedulerError(
+            f"Slurm's command {program} is not on the PATH, or cannot be started ({error}); run "
+            "batchscape where it is, such as on a login node"
+        ) from None
     except subprocess.TimeoutExpired:
-        msg = f"Slurm does not answer: {program} took more than {_ANSWER_LIMIT_S:.0f} s"
-        raise SchedulerError(msg) from None
+        raise SchedulerError(
+            f"Slurm does not answer: {program} took more than {_ANSWER_LIMIT_S:.0f} s"
+        ) from None
     if process.returncode == 0:
         return process.stdout
     message = process.stderr.strip() or process.stdout.strip() or f"exit code {process.returncode}"
     if allowed is not None and allowed in message:
         return ""
-    msg = f"{program} failed: {message}"
-    raise SchedulerError(msg)
+    raise SchedulerError(f"{program} failed: {message}")

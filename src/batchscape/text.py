@@ -84,6 +84,7 @@ def parse_duration(text: str) -> float:
     parts = _PART.findall(text)
     seconds = sum(float(number) * DURATIONS[unit.replace("m", "min")] for number, unit in parts)
     if "".join(map("".join, parts)) != text or not 0 < seconds < math.inf:
-        msg = f"a duration is numbers with d, h, m or s, as 90s, 30m, 2h or 1h30m; got {text!r}"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"a duration is numbers with d, h, m or s, as 90s, 30m, 2h or 1h30m; got {text!r}"
+        )
     return seconds

@@ -11,10 +11,10 @@ import re
 import symtable
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import all_suffixes
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,10 @@ def call_by_path(
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there and needs one that is not
-        msg = (
+        raise ConfigError(
             f"_target_={path}: there is no module {error.name!r} in {Path.cwd()} or among the "
             "installed packages"
-        )
-        raise ConfigError(msg) from None
+        ) from None
     target: Callable[..., Any] | None = getattr(module, name, None)
     if target is None:
         raise _missing_name(path, vars(module))
@@ -63,8 +62,9 @@ def call_by_path(
         signature.bind(**arguments)
     except TypeError as error:
         names = ", ".join(arguments) or "none"
-        msg = f"_target_={path} does not take these arguments ({error}); given {names}"
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            f"_target_={path} does not take these arguments ({error}); given {names}"
+        ) from None
     return target(**arguments)
 
 
@@ -81,16 +81,14 @@ def source_hash(path: str) -> str:
     importlib.invalidate_caches()
     place = _place(top)
     if place is None:
-        msg = (
+        raise ConfigError(
             f"_target_={path}: there is no module {top!r} in {Path.cwd()} or among the installed "
             "packages"
         )
-        raise ConfigError(msg)
     files = _package_files(top, place)
     _refuse_unbound(path, files)
-    if not place.is_installed():
-        homes = [home.resolve() for home in place.homes()]
-        _add_imports(files, lambda other: other.is_beside(homes))
+    if not place.is_installed:
+        _add_imports(files, [*map(Path.resolve, place.homes)])
     digest = hashlib.sha256()
     for module, file in sorted(files.items()):
         name = module.replace(".", "/") + ("/" if file.stem == "__init__" else "")
@@ -100,24 +98,21 @@ def source_hash(path: str) -> str:
 
 def named_files(arguments: Any) -> dict[str, Path]:  # noqa: ANN401  (the user's own)
     """Return the existing files that texts at any level of arguments name, by these texts."""
+    texts: set[str] = set()
+    values = [arguments]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            texts.add(value)
+        elif isinstance(value, Mapping | list | tuple):
+            values += value.values() if isinstance(value, Mapping) else value
     files = {}
-    for text in sorted(set(_texts(arguments))):
+    for text in sorted(texts):
         with suppress(OSError, ValueError, RuntimeError):  # too long for a path, or no path
             file = Path(text).expanduser()
             if file.is_file():
                 files[text] = file
     return files
-
-
-def _texts(value: Any) -> Iterator[str]:  # noqa: ANN401  (the user's own)
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for element in value.values():
-            yield from _texts(element)
-    elif isinstance(value, list | tuple):
-        for element in value:
-            yield from _texts(element)
 
 
 @dataclass(frozen=True)
@@ -127,40 +122,24 @@ class _Place:
     file: Path | None
     folders: tuple[Path, ...]
 
+    @property
     def homes(self) -> list[Path]:
-        """Return the folders in which it was found."""
-        return [folder.parent for folder in self.folders] or (
-            [] if self.file is None else [self.file.parent]
-        )
+        """The folders in which it was found."""
+        return [one.parent for one in self.folders or filter(None, [self.file])]
 
+    @property
     def is_installed(self) -> bool:
-        """Return whether it is not the user's own."""
-        return any(_INSTALLED & set(home.parts) for home in self.homes())
-
-    def is_beside(self, homes: list[Path]) -> bool:
-        """Return whether it lies in one of these folders, or below the working directory."""
-        working_directory = Path.cwd().resolve()
-        return not self.is_installed() and any(
-            home in homes or home.is_relative_to(working_directory)
-            for home in map(Path.resolve, self.homes())
-        )
-
-    def inner(self, name: str) -> _Place | None:
-        """Find a module in a package."""
-        for folder in self.folders:
-            if (folder / name / "__init__.py").is_file():
-                return _Place(folder / name / "__init__.py", (folder / name,))
-            for suffix in all_suffixes():
-                if (folder / f"{name}{suffix}").is_file():
-                    return _Place(folder / f"{name}{suffix}", ())
-        spaces = tuple(folder / name for folder in self.folders if (folder / name).is_dir())
-        return _Place(None, spaces) if spaces else None
+        """Whether it is not the user's own."""
+        return any(_INSTALLED & set(home.parts) for home in self.homes)
 
 
-def _place(top: str) -> _Place | None:
-    """Find a top-level module as Python does; its code does not run."""
+def _place(name: str, within: Sequence[Path] | None = None) -> _Place | None:
+    """Find a top-level module, or one within folders, as Python does; its code does not run."""
     try:
-        spec = importlib.util.find_spec(top)
+        if within is None:
+            spec = importlib.util.find_spec(name)
+        else:
+            spec = PathFinder.find_spec(name, [*map(str, within)])
     except ValueError:  # a module that was made, not found
         return None
     if spec is None:
@@ -182,17 +161,25 @@ def _package_files(top: str, place: _Place) -> dict[str, Path]:
     return files
 
 
-def _add_imports(files: dict[str, Path], is_counted: Callable[[_Place], bool]) -> None:
-    """Add the modules that the files import, directly or not."""
-    places: dict[str, _Place | None] = {}
+def _add_imports(files: dict[str, Path], homes: list[Path]) -> None:
+    """Add the modules of the user's own that the files import, directly or not."""
+    working_directory = Path.cwd().resolve()
+    places: dict[str, _Place | None] = dict.fromkeys([*sys.stdlib_module_names, _THIS_PACKAGE])
     queue = list(files.items())
     while queue:
         for name in _imported_names(*queue.pop()):
             top, *inner_names = name.split(".")
             if top not in places:
-                is_excluded = top in sys.stdlib_module_names or top == _THIS_PACKAGE
-                place = None if is_excluded else _place(top)
-                places[top] = place if place is not None and is_counted(place) else None
+                place = _place(top)
+                is_counted = (
+                    place is not None
+                    and not place.is_installed
+                    and any(
+                        home in homes or home.is_relative_to(working_directory)
+                        for home in map(Path.resolve, place.homes)
+                    )
+                )
+                places[top] = place if is_counted else None
             # Every package on the way to the module counts too.
             place, module = places[top], top
             while place is not None:
@@ -202,7 +189,7 @@ def _add_imports(files: dict[str, Path], is_counted: Callable[[_Place], bool]) -
                 if not inner_names:
                     break
                 inner_name = inner_names.pop(0)
-                place, module = place.inner(inner_name), f"{module}.{inner_name}"
+                place, module = _place(inner_name, place.folders), f"{module}.{inner_name}"
 
 
 def _imported_names(module: str, file: Path) -> Iterator[str]:
@@ -213,16 +200,16 @@ def _imported_names(module: str, file: Path) -> Iterator[str]:
     with warnings.catch_warnings(), suppress(SyntaxError, ValueError):
         warnings.simplefilter("ignore")
         tree = ast.parse(file.read_bytes())
-    package = module.split(".") if file.stem == "__init__" else module.split(".")[:-1]
+    package = module if file.stem == "__init__" else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            origin = ".".join(filter(None, [*base, node.module]))
-            if origin:
+            with suppress(ImportError):  # beyond the top, where Python finds nothing either
+                dotted = "." * node.level + (node.module or "")
+                origin = importlib.util.resolve_name(dotted, package)
                 yield origin
-                yield from (f"{origin}.{a.name}" for a in node.names if a.name != "*")
+                yield from (f"{origin}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
 def _refuse_unbound(path: str, files: Mapping[str, Path]) -> None:
@@ -252,8 +239,7 @@ def _missing_name(path: str, names: Iterable[str]) -> ConfigError:
 def _split(path: str) -> tuple[str, str]:
     module, _, name = path.rpartition(".")
     if not all(part.isidentifier() for part in (*module.split("."), name)):
-        msg = f"_target_={path!r}: an import path is package.module.name"
-        raise ConfigError(msg)
+        raise ConfigError(f"_target_={path!r}: an import path is package.module.name")
     return module, name
 
 

@@ -43,7 +43,8 @@ from batchscape.config import (
     WandbTracker,
     WarmupStableDecay,
 )
-from batchscape.config.settings import SETTINGS, members_of
+from batchscape.config.settings import SETTINGS
+from batchscape.config.types import members_of
 from batchscape.cuda_devices import CudaDevice
 from batchscape.data.corpus import prepare
 from batchscape.errors import BatchscapeError

@@ -97,10 +97,10 @@ def test_the_rest_of_any_budget_is_the_last_stage(lines, samples, plan):
             "stage 1 of 1: tokens must be whole samples of 64 tokens; given 40961; "
             "use 40960 or 41024",
         ),
-        (["batch.ramp=[{global_batch_size:8}]"], "takes either samples or tokens; got neither"),
+        (["batch.ramp=[{global_batch_size:8}]"], "one of samples, tokens; got none of them"),
         (
             ["batch.ramp=[{samples:640,tokens:40960,global_batch_size:8}]"],
-            "takes either samples or tokens; got both",
+            "give exactly one of samples, tokens; got samples=",
         ),
         (
             ["data=digits", "model=mlp", "batch.ramp=[{tokens:640,global_batch_size:8}]"],

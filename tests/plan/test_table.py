@@ -1,4 +1,5 @@
 import io
+import json
 from dataclasses import replace
 
 import pandas as pd
@@ -8,7 +9,7 @@ from rich.console import Console
 from batchscape.errors import RecordError
 from batchscape.plan.forecast import forecast
 from batchscape.plan.machine import Machine
-from batchscape.plan.table import PLAN_COLUMNS, plan_rows, plan_table, write_plan
+from batchscape.plan.table import PLAN_COLUMNS, plan_json, plan_rows, plan_table, write_plan
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -16,11 +17,12 @@ from batchscape.record.status import Cause, RunStatus, Status
 from batchscape.record.tables import load
 
 STUDY = "sweeps=fixed_global_batch"
+TWO_CORES = Machine(2, "two cores")
 
 
 def shown(plan, width=200):
     text = io.StringIO()
-    predicted = forecast(plan.specs, SweepFolder(plan.sweep_dir), Machine(2, "two cores"))
+    predicted = forecast(plan.specs, SweepFolder(plan.sweep_dir), TWO_CORES)
     Console(width=width, file=text).print(plan_table(plan, predicted))
     return text.getvalue()
 
@@ -157,6 +159,12 @@ def test_status_is_what_the_folders_say(plan, tmp_path):
     assert status_shown(made, second.run_id) == "interrupted"
     assert status_shown(made, third.run_id) == "unreadable"
     assert status_shown(made, fifth.run_id) == "rejected"
+    written = plan_json(made, TWO_CORES, forecast(made.specs, sweep, TWO_CORES))
+    status = {run["run_id"]: run["status"] for run in json.loads(written)["runs"]}
+    told = [status[spec.run_id] for spec in (first, second, third, fifth)]
+    assert told == ["completed", "interrupted", "unreadable", "rejected"]
+    assert {status[spec.run_id] for spec in made.specs[4:]} == {"pending"}
+    assert {status[cell.run_id] for cell in made.rejections} == {"rejected"}
 
 
 def test_a_damaged_rejected_folder_is_written_again(plan, tmp_path):

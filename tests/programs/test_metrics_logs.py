@@ -487,8 +487,8 @@ def test_garbage_is_a_log_or_an_error_and_never_a_crash(
         ({"pattern": r"(?P<loss>\S+)"}, r"pattern must have a group \(\?P<optimizer_step>"),
         ({"pattern": r"(?P<optimizer_step>\d+)"}, "must have a group beside the step"),
         ({"pattern": r"(?P<optimizer_step>\d+) (?P<los>.)"}, "pattern names los; what can be"),
-        ({"units": {}}, "units must say the unit of step_time_s, one of s, ms, us, min, h"),
-        ({"units": {"step_time_s": "ms", "data_s": "s"}}, "units names data_s"),
+        ({"units": {}}, r"one of s, ms, us, min, h; read: \['step_time_s'\], given \{\}"),
+        ({"units": {"step_time_s": "ms", "data_s": "s"}}, r"\['step_time_s'\], given .*data_s"),
         ({"loss_of": None}, "loss_of must say what the program's loss is a mean over"),
     ],
 )

@@ -22,7 +22,7 @@ def test_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
     for state in ("DOWN", "UP"):
         for partition in ("main", "low"):
             cluster.run("scontrol", "update", f"PartitionName={partition}", f"State={state}")
-        found = doctor.slurm(tmp_path)[0]
+        found = next(doctor.slurm(tmp_path))
         assert found.status == ("broken" if state == "DOWN" else "ok")
 
 
@@ -30,7 +30,7 @@ def test_without_an_answer_or_without_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.slurm(tmp_path) == []
+    assert [*doctor.slurm(tmp_path)] == []
     for program in ("squeue", "sinfo"):
         (tmp_path / program).write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
         (tmp_path / program).chmod(0o755)

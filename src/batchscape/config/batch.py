@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic.dataclasses import dataclass
-
-from batchscape.config.types import STRICT, Affects, Count, Positive
+from batchscape.config.types import Affects, Count, Positive, keyword_settings, settings
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+def give_one(**sizes: int | None) -> None:
+    """Refuse a length that is given in several sizes, or in none."""
+    lengths = [f"{name}={size}" for name, size in sizes.items() if size is not None]
+    if len(lengths) != 1:
+        text = ", ".join(lengths) or "none of them"
+        raise ValueError(f"give exactly one of {', '.join(sizes)}; got {text}")
+
+
+@keyword_settings
 class RampStage:
     """A part of the training with a global batch of its own."""
 
@@ -24,13 +30,10 @@ class RampStage:
 
     def __post_init__(self) -> None:
         """Refuse a stage whose length is given twice, or not at all."""
-        if (self.samples is None) == (self.tokens is None):
-            count = "both" if self.samples is not None else "neither"
-            msg = f"a stage of a ramp takes either samples or tokens; got {count}"
-            raise ValueError(msg)
+        give_one(samples=self.samples, tokens=self.tokens)
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Batch:
     """How one global batch is cut. What is null is derived; a remainder is refused."""
 
@@ -53,7 +56,7 @@ class Batch:
     a factor of that of the optimizer, which is that of the last stage."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Budget:
     """How long to train: exactly one of the three sizes, perhaps a target, and when to give up."""
 
@@ -68,18 +71,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Refuse a budget with several sizes, or none."""
-        sizes = {
-            name: getattr(self, name)
-            for name in ("samples", "tokens", "optimizer_steps")
-            if getattr(self, name) is not None
-        }
-        if len(sizes) != 1:
-            text = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "none of them"
-            msg = f"give exactly one of samples, tokens, optimizer_steps; got {text}"
-            raise ValueError(msg)
+        steps = self.optimizer_steps
+        give_one(samples=self.samples, tokens=self.tokens, optimizer_steps=steps)
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Evaluation:
     """Loss on a fixed held-out set, in fixed batches that do not depend on the geometry."""
 

@@ -11,9 +11,8 @@ from typing import Literal, cast
 
 import yaml
 from pydantic import Field, TypeAdapter
-from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Count, Positive
+from batchscape.config.types import Count, Positive, settings
 
 _FILES = Path(__file__).parents[1] / "conf" / "cluster"
 _THIS_MACHINE = "this_machine"
@@ -21,7 +20,7 @@ _THIS_MACHINE = "this_machine"
 Product = Literal["float64", "float32", "tf32", "float16", "bfloat16"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Cluster:
     """Devices and links that a plan is made for.
 
@@ -59,22 +58,18 @@ class Cluster:
 
     def __post_init__(self) -> None:
         """Refuse a declared machine that lacks a figure of every plan."""
-        required = {
-            name: getattr(self, name)
-            for name in ("compute_capability", "memory_gib", "devices_per_node", "nodes")
-        }
-        if self.device is not None and (
-            absent_names := [n for n, v in required.items() if v is None]
-        ):
-            msg = (
+        required = ("compute_capability", "memory_gib", "devices_per_node", "nodes")
+        absent_names = [name for name in required if getattr(self, name) is None]
+        if self.device is not None and absent_names:
+            raise ValueError(
                 f"a declared device needs {', '.join(absent_names)} too; given device={self.device}"
             )
-            raise ValueError(msg)
         try:
             re.compile(self.known_as or "")
         except re.error as error:
-            msg = f"known_as must be a regular expression; {self.known_as!r}: {error}"
-            raise ValueError(msg) from None
+            raise ValueError(
+                f"known_as must be a regular expression; {self.known_as!r}: {error}"
+            ) from None
 
     def is_called(self, name: str) -> bool:
         """Whether a driver's name for a device is of this kind."""

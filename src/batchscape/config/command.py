@@ -6,16 +6,15 @@ import re
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from batchscape.config.metrics import Metrics
-from batchscape.config.types import STRICT, Affects, Count
+from batchscape.config.types import Affects, Count, settings
 
 OwnValue = str | int | float | bool
 """A value of the user's own that argv may name."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Command:
     """A training program of your own, started by its command and not rewritten.
 
@@ -54,18 +53,19 @@ class Command:
         """Refuse names that cannot be placeholders."""
         for name in self.values:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                msg = f"values: {name!r} cannot be a placeholder; use letters, digits and _"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"values: {name!r} cannot be a placeholder; use letters, digits and _"
+                )
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class ExternalModel:
     """The model that the program of `engine=command` builds for itself."""
 
     name: Literal["external"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class ExternalData:
     """The data that the program of `engine=command` reads for itself."""
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from batchscape.config.command import ExternalData
-from batchscape.config.types import STRICT, Affects, Count, Percent, SequenceLength
+from batchscape.config.types import (
+    Affects,
+    Count,
+    Percent,
+    SequenceLength,
+    keyword_settings,
+    settings,
+)
 
 IGNORED = -100
 """Label that bears no loss: padding."""
@@ -16,7 +22,7 @@ IGNORED = -100
 Layout = Literal["packed", "padded"]
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class _HeldOut:
     """Data of which a part is held out."""
 
@@ -25,7 +31,7 @@ class _HeldOut:
     each file's tokens, of the documents or of the images."""
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class _Sequences(_HeldOut):
     """Data for language models."""
 
@@ -34,7 +40,7 @@ class _Sequences(_HeldOut):
     label."""
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class _Text(_Sequences):
     """Data whose tokens are made here."""
 
@@ -45,7 +51,7 @@ class _Text(_Sequences):
     its own length, padded to `sequence_length`, and only its real tokens count."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class TextFiles(_Text):
     """A plain-text file, or all text files under a folder; `stdlib`: Python's own source."""
 
@@ -57,15 +63,14 @@ class TextFiles(_Text):
     def __post_init__(self) -> None:
         """Refuse `text` without a path, and `stdlib` with one."""
         if (self.path is None) != (self.name == "stdlib"):
-            msg = (
+            raise ValueError(
                 "data=text reads the text at data.path, and data=stdlib that of Python's standard "
                 f"library; got name={self.name}, path={self.path}; use data=text data.path=FILE, "
                 "or data=stdlib without a path"
             )
-            raise ValueError(msg)
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class Digits(_HeldOut):
     """scikit-learn's 1797 images of handwritten digits, 8 x 8 pixels, 10 classes."""
 
@@ -73,7 +78,7 @@ class Digits(_HeldOut):
     held_out_pct: Annotated[Percent, Affects.LOSS] = 20.0
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class TokenFiles(_Sequences):
     """Token files (`.bin`) as nanoGPT, LitGPT and llm.c write them; mapped, never copied."""
 
@@ -90,7 +95,7 @@ class TokenFiles(_Sequences):
     held_out_pct: Annotated[Percent, Affects.LOSS] = 1.0
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Documents(_Text):
     """Records with a text: JSON Lines, Parquet, or a folder that `datasets` has saved."""
 
@@ -106,14 +111,13 @@ class Documents(_Text):
     def __post_init__(self) -> None:
         """Refuse packed documents that have a class each."""
         if self.label_field is not None and self.layout == "packed":
-            msg = (
+            raise ValueError(
                 f"label_field={self.label_field} gives every document a class, so documents cannot "
                 "be packed; use layout=padded"
             )
-            raise ValueError(msg)
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class CustomData:
     """Data of your own: `_target_` is called with `part` and the arguments and returns them."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from batchscape.config.command import Command
-from batchscape.config.types import STRICT, Affects
+from batchscape.config.types import Affects, keyword_settings, settings
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class InProcess:
     """Settings of every engine that executes our own loop."""
 
@@ -28,14 +27,14 @@ class InProcess:
     """Keep only the inputs of each block and compute the rest anew in the backward."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Ddp(InProcess):
     """PyTorch DistributedDataParallel; one rank trains without the wrapper."""
 
     name: Literal["ddp"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Fsdp(InProcess):
     """PyTorch FSDP2 (`fully_shard`): parameters, gradients and optimizer state are sharded."""
 
@@ -44,14 +43,14 @@ class Fsdp(InProcess):
     """Free the gathered parameters of a block between its forward and its backward."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Accelerate(InProcess):
     """Hugging Face accelerate: `Accelerator.prepare`, `accumulate`, `backward`."""
 
     name: Literal["accelerate"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class DeepSpeed(InProcess):
     """DeepSpeed with ZeRO; its configuration is generated from the geometry."""
 
@@ -61,7 +60,7 @@ class DeepSpeed(InProcess):
     exchange gradients in every micro-step."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Fabric(InProcess):
     """Lightning Fabric: `Fabric.setup`, `no_backward_sync`, `backward`."""
 

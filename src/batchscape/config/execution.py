@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic import AfterValidator, Field
 
-from batchscape.config.types import OUR_LOOP, STRICT, Affects, Count, NonNegative, Positive
+from batchscape.config.types import OUR_LOOP, Affects, Count, NonNegative, Positive, settings
 
 Repeated = Literal["failed", "oom", "timeout", "all"]
 """Statuses of runs that can be launched again, or all of them."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Loader:
     """The processes that fetch the samples of a rank."""
 
@@ -23,7 +22,7 @@ class Loader:
     itself does."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Device:
     """What a run may take of each device: a smaller device, emulated by a larger one."""
 
@@ -32,7 +31,7 @@ class Device:
     there is. What counts, on CUDA and on a CPU: `measure.memory_limit`."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Checkpoint:
     """When the state of a run is written, so that it can go on after an interruption."""
 
@@ -44,7 +43,7 @@ class Checkpoint:
     with it."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Measure:
     """Measurements beside the loss."""
 
@@ -69,14 +68,13 @@ class Measure:
         """Check that a cut has steps to time."""
         steps, first = self.steps_of_further_cuts, self.warmup_optimizer_steps
         if steps is not None and steps <= first:
-            msg = (
+            raise ValueError(
                 f"steps_of_further_cuts must be above warmup_optimizer_steps={first}, which are "
                 f"not timed; given {steps}; with 40 or more their median is stable"
             )
-            raise ValueError(msg)
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class AnyLauncher:
     """Settings of every launcher."""
 
@@ -131,7 +129,7 @@ class AnyLauncher:
         return self.oversubscribe or 1
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Local(AnyLauncher):
     """Runs on this machine."""
 
@@ -157,7 +155,7 @@ _INSTEAD = {
 """Options of `sbatch` that the launcher sets, and the settings in their place."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Slurm(AnyLauncher):
     """Runs in jobs of a Slurm cluster, each a launcher inside its allocation."""
 
@@ -187,44 +185,48 @@ class Slurm(AnyLauncher):
         for name, value in self.sbatch.items():
             entry = f"sbatch: {{{name}: {value}}}"
             if name in _INSTEAD:
-                msg = f"the launcher sets --{name} of sbatch; got {entry}, use {_INSTEAD[name]}"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"the launcher sets --{name} of sbatch; got {entry}, use {_INSTEAD[name]}"
+                )
             if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
                 long_name = name.lstrip("-").replace("_", "-")
                 meant = long_name if len(long_name) > 1 else "partition or mem"
-                msg = f"sbatch takes long names of its options; got {entry}, use {meant}"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"sbatch takes long names of its options; got {entry}, use {meant}"
+                )
             if isinstance(value, str) and not value.isprintable():
-                msg = f"an option of sbatch is one line of text; got {name}: {value!r}"
-                raise ValueError(msg)
+                raise ValueError(f"an option of sbatch is one line of text; got {name}: {value!r}")
 
 
 LauncherSettings = Annotated[Local | Slurm, Field(discriminator="name")]
 
 
-@dataclass(frozen=True, config=STRICT)
+def _is_accepted(name: str) -> str:
+    # W&B would refuse it when the runs are done.
+    if not re.fullmatch(r"[^/\\#?%:\x00-\x1f]{1,128}", name):
+        raise ValueError(f"it has 1 to 128 characters and none of / \\ # ? % :, got {name!r}")
+    return name
+
+
+_WandbName = Annotated[str, AfterValidator(_is_accepted)]
+
+
+@settings
 class WandbTracker:
     """Weights & Biases, mirrored from the run folders by a process of its own."""
 
     name: Literal["wandb"]
     mode: Literal["auto", "online", "offline"] = "auto"
     """`auto` is online with an API key and offline without."""
-    project: str = "batchscape"
+    project: _WandbName = "batchscape"
     """Project that the runs go to."""
-    entity: str | None = None
+    entity: _WandbName | None = None
     """User or team; null: the key's default."""
     tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(default_factory=list)
     """Tags of every run, 1 to 64 characters each."""
 
-    def __post_init__(self) -> None:
-        """Refuse names that W&B would refuse when the runs are done."""
-        for key, name in (("project", self.project), ("entity", self.entity)):
-            if name is not None and not re.fullmatch(r"[^/\\#?%:\x00-\x1f]{1,128}", name):
-                msg = f"{key} has 1 to 128 characters and none of / \\ # ? % :, got {name!r}"
-                raise ValueError(msg)
 
-
-@dataclass(frozen=True, config=STRICT)
+@settings
 class NoTracker:
     """The run folders alone."""
 

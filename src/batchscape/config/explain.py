@@ -13,14 +13,12 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import annotated_types
 import yaml
-from pydantic.fields import FieldInfo
 
 from batchscape.config.messages import tags_of
 from batchscape.config.run import RunConfig
-from batchscape.config.settings import SETTINGS, members_of
-from batchscape.config.types import key_of
+from batchscape.config.settings import SETTINGS
+from batchscape.config.types import key_of, members_of
 from batchscape.text import list_text
 
 DECIDED = {(setting.owner, setting.path[-1]): str(setting.affects) for setting in SETTINGS}
@@ -32,6 +30,8 @@ _WORDS = {
     str: "text",
     NoneType: "`null`",
 }
+
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def meaning_of(owner: type, name: str) -> str:
@@ -45,13 +45,9 @@ def _texts(owner: type) -> dict[str, str]:
     """Return the text below each field of a dataclass."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     texts = {}
-    for pair in pairwise(getattr(definition, "body", ())):
-        match pair:
-            case (
-                ast.AnnAssign(target=ast.Name(id=field)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                texts[field] = " ".join(text.split())
+    for field, text in pairwise(getattr(definition, "body", ())):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            texts[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
     return texts
 
 
@@ -71,7 +67,13 @@ def values_of(hint: Any) -> str:  # noqa: ANN401  (a type)
     inner = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
-            bounds = [bound for mark in inner[1:] for bound in _bounds_of(mark)]
+            bounds = [
+                f"{sign} {bound}"
+                for mark in inner[1:]
+                for rule in getattr(mark, "metadata", ())
+                for name, sign in _BOUNDS.items()
+                if (bound := getattr(rule, name, None)) is not None
+            ]
             words = " ".join([values_of(inner[0]), list_text(bounds, "and")]).rstrip()
         case origin if origin in {Union, UnionType}:
             words = list_text(map(values_of, inner))
@@ -99,7 +101,7 @@ def explained(settings: Mapping[str, Any], owner: type = RunConfig) -> Iterator[
         name = names.get(key, "")
         member = _chosen_member(hints.get(name), value)
         if member is not None:
-            summary = inspect.cleandoc(member.__doc__ or "").partition("\n\n")[0]
+            summary = (member.__doc__ or "").partition("\n\n")[0]
             yield from [*_comment(summary), f"{key}:"]
             yield from textwrap.indent("\n".join(explained(value, member)), "  ").splitlines()
             continue
@@ -112,11 +114,13 @@ def explained(settings: Mapping[str, Any], owner: type = RunConfig) -> Iterator[
 
 def _chosen_member(hint: object, value: object) -> type | None:
     """Return the dataclass that the settings of a group choose; None where there is none."""
-    members = members_of(hint) if isinstance(value, Mapping) else []
-    if isinstance(value, Mapping) and len(members) > 1:
+    if not isinstance(value, Mapping):
+        return None
+    members = members_of(hint)
+    if len(members) > 1:
         tag = value.get("name", value.get("kind"))
         members = [member for member in members if tag in tags_of(member)]
-    return members[0] if members else None
+    return next(iter(members), None)
 
 
 def _comment(text: str) -> list[str]:
@@ -127,17 +131,3 @@ def _comment(text: str) -> list[str]:
         subsequent_indent="# ",
         break_on_hyphens=False,
     )
-
-
-def _bounds_of(mark: object) -> Iterator[str]:
-    """Yield the bounds that a mark of a type sets."""
-    for inner in mark.metadata if isinstance(mark, FieldInfo) else ():
-        match inner:
-            case annotated_types.Ge(ge=bound):
-                yield f"≥ {bound}"
-            case annotated_types.Gt(gt=bound):
-                yield f"> {bound}"
-            case annotated_types.Le(le=bound):
-                yield f"≤ {bound}"
-            case annotated_types.Lt(lt=bound):
-                yield f"< {bound}"

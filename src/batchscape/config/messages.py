@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import is_dataclass
 from itertools import starmap
 from typing import get_args, get_type_hints
 
 from pydantic import ValidationError
 
-from batchscape.config.types import key_of
+from batchscape.config.types import key_of, members_of
 from batchscape.text import near_names, suggest
 
 _VALUE_LETTERS = 200
 _RULE_LETTERS = 2000
 _UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
+_TEXTS = {
+    **dict.fromkeys(
+        _UNKNOWN,  # of the key `sweeps`
+        "the settings of the file are one level too deep; write `# @package _global_` as its first "
+        "line",
+    ),
+    "missing": "a value is needed",
+    "json_invalid": "a text holds half a character (a lone surrogate), which no file can carry",
+}
+"""Messages by pydantic's type of an error."""
 
 
 def explain(error: ValidationError, root: type) -> str:
@@ -23,27 +32,21 @@ def explain(error: ValidationError, root: type) -> str:
     lines = ["The configuration breaks these rules:"]
     for problem in error.errors(include_url=False):
         keys, owner = _locate(problem["loc"], root)
+        kind, context = problem["type"], problem.get("ctx", {})
         message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] in _UNKNOWN and keys == ["sweeps"]:
-            message = (
-                "the settings of the file are one level too deep; write `# @package _global_` as "
-                "its first line"
-            )
-        elif problem["type"] in _UNKNOWN:
+        if kind in _UNKNOWN and keys != ["sweeps"]:
             hints = {} if owner is None else get_type_hints(owner, include_extras=True)
             message = "unknown setting" + suggest(keys[-1], [*starmap(key_of, hints.items())])
-        elif problem["type"] == "missing":
-            message = "a value is needed"
-        elif problem["type"] == "json_invalid":
-            message = "a text holds half a character (a lone surrogate), which no file can carry"
-        elif problem["type"] == "union_tag_invalid":
-            allowed, tag = problem["ctx"]["expected_tags"], problem["ctx"]["tag"]
-            message = f"name must be one of {allowed}, got {_cut(repr(tag), _VALUE_LETTERS)}"
-        elif problem["type"] != "value_error":
-            rule = message.replace("Input should be", "must be")
-            message = f"{rule}, got {_cut(repr(problem['input']), _VALUE_LETTERS)}"
-            if problem["type"] == "literal_error":
-                allowed_words = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
+        elif kind in _TEXTS:
+            message = _TEXTS[kind]
+        elif kind == "union_tag_invalid":
+            tag = _cut(repr(context["tag"]), _VALUE_LETTERS)
+            message = f"name must be one of {context['expected_tags']}, got {tag}"
+        elif kind != "value_error":
+            message = message.replace("Input should be", "must be")
+            message += f", got {_cut(repr(problem['input']), _VALUE_LETTERS)}"
+            if kind == "literal_error":
+                allowed_words = re.findall(r"'([^']+)'", context["expected"])
                 near_words = near_names(str(problem["input"]).lower(), allowed_words)
                 message += f"; write {near_words[0]}" if near_words else ""
         message = _cut(message, _RULE_LETTERS)
@@ -68,7 +71,7 @@ def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type 
         keys.append(str(part))
         owner = members[0] if len(members) == 1 else None
         hint = get_type_hints(owner).get(str(part)) if owner is not None else None
-        members = [c for c in (hint, *get_args(hint)) if isinstance(c, type) and is_dataclass(c)]
+        members = members_of(hint)
     return keys, owner
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from pathlib import PurePath
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic import AfterValidator, Field
 
-from batchscape.config.types import STRICT
+from batchscape.config.types import keyword_settings, settings
 
 PROGRESS_COLUMNS = ("optimizer_step", "samples", "tokens", "train_time_s")
 STEP_COLUMNS = (
@@ -30,39 +30,47 @@ GEOMETRY_NAMES = (
 """Figures that a program may log about the batch that it really uses."""
 _NAMES = tuple(dict.fromkeys(STEP_COLUMNS + EVALUATION_COLUMNS + GEOMETRY_NAMES))
 
+
+def _is_below(path: str) -> str:
+    # A file elsewhere may be the log of another run, or of an earlier one.
+    if not path or PurePath(path).is_absolute() or ".." in PurePath(path).parts:
+        raise ValueError(
+            f"path must be relative to the folder of the run and below it, got {path!r}; let the "
+            "program write to {run_dir}"
+        )
+    return path
+
+
+LogPath = Annotated[str, AfterValidator(_is_below)]
 LossOf = Literal["global_batch", "other"]
 TimeUnit = Literal["s", "ms", "us", "min", "h"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class RecorderMetrics:
     """The program calls `batchscape.recorder` or `batchscape.transformers_callback`."""
 
     kind: Literal["recorder"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class TrainerStateMetrics:
     """The `trainer_state.json` of a Hugging Face `Trainer`."""
 
     kind: Literal["trainer_state"]
-    path: str = "."
+    path: LogPath = "."
     """The file, or the output folder: its own file, else that of its latest checkpoint; relative
     to the folder of the run."""
     eval_loss: str | None = None
     """Key of the held-out loss, such as `eval_validation_loss` of a Trainer with several evaluation
     sets; null: `eval_loss`, or that of the only set."""
 
-    def __post_init__(self) -> None:
-        """Check the path."""
-        _check_path(self.path)
 
-
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class _LoggedMetrics:
     """Settings of logs whose columns the user names."""
 
-    path: str = "log.txt"
+    path: LogPath = "log.txt"
     """The file, relative to the folder of the run; `log.txt` is what the program printed."""
     units: dict[str, TimeUnit] = Field(default_factory=dict)
     """Unit of every time that is read: s, ms, us, min or h."""
@@ -73,8 +81,23 @@ class _LoggedMetrics:
     first_step: int = 1
     """Number that the program gives to its first optimizer step."""
 
+    def check_read(self, names: Set[str]) -> None:
+        """Refuse times without a unit, units without a time, and a loss that may be any mean."""
+        times = {name for name in names if name.endswith("_s")}
+        if times != set(self.units):
+            raise ValueError(
+                f"units must say the unit of each time that is read, one of "
+                f"{', '.join(get_args(TimeUnit))}; read: {sorted(times)}, given {self.units}"
+            )
+        if ("loss" in names) != (self.loss_of is not None):
+            raise ValueError(
+                "loss_of must say what the program's loss is a mean over, where a loss is read: "
+                "global_batch, or other (the part of one rank, one micro-batch, several steps); "
+                f"given {self.loss_of}, read: {sorted(names)}"
+            )
 
-@dataclass(frozen=True, config=STRICT)
+
+@settings
 class JsonlMetrics(_LoggedMetrics):
     """A file with one JSON object a line."""
 
@@ -84,19 +107,16 @@ class JsonlMetrics(_LoggedMetrics):
 
     def __post_init__(self) -> None:
         """Check the rules between settings."""
-        _check_path(self.path)
-        _check_names(self.columns, "columns")
+        _check_names({*self.columns}, "columns", _NAMES)
         if "optimizer_step" not in self.columns:
-            msg = (
+            raise ValueError(
                 "columns needs optimizer_step with the program's key of it, as in "
                 f"{{optimizer_step: iter}}; given {self.columns}"
             )
-            raise ValueError(msg)
-        _check_units(self.columns, self.units)
-        _check_loss(self.columns, self.loss_of)
+        self.check_read(self.columns.keys())
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class RegexMetrics(_LoggedMetrics):
     r"""Regular expressions over the text that the program prints.
 
@@ -114,7 +134,6 @@ class RegexMetrics(_LoggedMetrics):
 
     def __post_init__(self) -> None:
         """Check the rules between settings."""
-        _check_path(self.path)
         names: set[str] = set()
         for setting, readable in (
             ("pattern", STEP_COLUMNS),
@@ -124,66 +143,31 @@ class RegexMetrics(_LoggedMetrics):
             pattern = getattr(self, setting)
             if pattern is not None:
                 names |= _groups_of(pattern, setting, readable)
-        _check_units(names, self.units)
-        _check_loss(names, self.loss_of)
-
-
-def _check_path(path: str) -> None:
-    # A file elsewhere may be the log of another run, or of an earlier one.
-    if not path or PurePath(path).is_absolute() or ".." in PurePath(path).parts:
-        msg = (
-            f"path must be relative to the folder of the run and below it, got {path!r}; let the "
-            "program write to {run_dir}"
-        )
-        raise ValueError(msg)
+        self.check_read(names)
 
 
 def _groups_of(pattern: str, setting: str, readable: tuple[str, ...]) -> set[str]:
     try:
         groups = set(re.compile(pattern).groupindex)
     except (re.error, OverflowError, RecursionError) as error:
-        msg = f"{setting} is no regular expression: {error}; got {pattern!r}"
-        raise ValueError(msg) from None
+        raise ValueError(f"{setting} is no regular expression: {error}; got {pattern!r}") from None
     _check_names(groups, setting, readable)
     if setting == "pattern" and "optimizer_step" not in groups:
-        msg = rf"{setting} must have a group (?P<optimizer_step>\d+); its groups: {sorted(groups)}"
-        raise ValueError(msg)
+        raise ValueError(
+            rf"{setting} must have a group (?P<optimizer_step>\d+); its groups: {sorted(groups)}"
+        )
     if not groups - {"optimizer_step"}:
-        msg = f"{setting} must have a group beside the step, such as (?P<{readable[-1]}>...)"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{setting} must have a group beside the step, such as (?P<{readable[-1]}>...)"
+        )
     return groups
 
 
-def _check_names(
-    names: set[str] | dict[str, str], setting: str, readable: tuple[str, ...] = _NAMES
-) -> None:
-    if unknown := sorted(set(names) - set(readable)):
-        msg = f"{setting} names {', '.join(unknown)}; what can be read: {', '.join(readable)}"
-        raise ValueError(msg)
-
-
-def _check_units(names: set[str] | dict[str, str], units: dict[str, TimeUnit]) -> None:
-    times = sorted(name for name in names if name.endswith("_s"))
-    if missing := [name for name in times if name not in units]:
-        units_text = ", ".join(get_args(TimeUnit))
-        msg = f"units must say the unit of {', '.join(missing)}, one of {units_text}"
-        raise ValueError(msg)
-    if unknown := sorted(set(units) - set(times)):
-        msg = f"units names {', '.join(unknown)}, and the times that are read are {times}"
-        raise ValueError(msg)
-
-
-def _check_loss(names: set[str] | dict[str, str], loss_of: LossOf | None) -> None:
-    if ("loss" in names) == (loss_of is not None):
-        return
-    if loss_of is not None:
-        msg = f"loss_of={loss_of} is given, but no loss is read"
-    else:
-        msg = (
-            "loss_of must say what the program's loss is a mean over: global_batch, or other (the "
-            "part of one rank, one micro-batch, several steps)"
+def _check_names(names: set[str], setting: str, readable: tuple[str, ...]) -> None:
+    if unknown := sorted(names.difference(readable)):
+        raise ValueError(
+            f"{setting} names {', '.join(unknown)}; what can be read: {', '.join(readable)}"
         )
-    raise ValueError(msg)
 
 
 Metrics = Annotated[

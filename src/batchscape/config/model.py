@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from batchscape.config.command import ExternalModel
-from batchscape.config.types import STRICT, Affects, Count, Fraction, Positive
+from batchscape.config.types import Affects, Count, Fraction, Positive, keyword_settings, settings
 from batchscape.text import near_multiples
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class _Decoder:
     """Settings of both built-in language models."""
 
@@ -30,7 +29,16 @@ class _Decoder:
     loss and gradient part by part take less memory."""
 
 
-@dataclass(frozen=True, config=STRICT)
+def _refuse_remainder(sizes: _Decoder, name: str, divisor_name: str) -> None:
+    value, divisor = getattr(sizes, name), getattr(sizes, divisor_name)
+    if value % divisor:
+        raise ValueError(
+            f"{divisor_name} must divide {name}: {value} % {divisor} = {value % divisor}; use "
+            f"{name}={near_multiples(value, divisor)}"
+        )
+
+
+@settings
 class Gpt(_Decoder):
     """A decoder-only transformer: pre-norm, learned positions, tied embeddings, SDPA."""
 
@@ -40,16 +48,10 @@ class Gpt(_Decoder):
 
     def __post_init__(self) -> None:
         """Refuse a width that the heads do not divide."""
-        if self.d_model % self.n_heads:
-            msg = (
-                f"n_heads must divide d_model: {self.d_model} % {self.n_heads} = "
-                f"{self.d_model % self.n_heads}; use "
-                f"d_model={near_multiples(self.d_model, self.n_heads)}"
-            )
-            raise ValueError(msg)
+        _refuse_remainder(self, "d_model", "n_heads")
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Llama(_Decoder):
     """A decoder-only transformer in the style of Llama.
 
@@ -66,20 +68,14 @@ class Llama(_Decoder):
 
     def __post_init__(self) -> None:
         """Refuse heads that do not divide, and an odd width of a head."""
-        for name, value, divisor_name, divisor in (
-            ("d_model", self.d_model, "n_heads", self.n_heads),
-            ("n_heads", self.n_heads, "n_kv_heads", self.n_kv_heads),
-        ):
-            if value % divisor:
-                msg = f"{divisor_name} must divide {name}: {value} % {divisor} = {value % divisor}"
-                raise ValueError(msg)
+        _refuse_remainder(self, "d_model", "n_heads")
+        _refuse_remainder(self, "n_heads", "n_kv_heads")
         if self.d_model // self.n_heads % 2:
             width = self.d_model // self.n_heads
-            msg = f"rotary positions need an even d_model / n_heads; got {width}"
-            raise ValueError(msg)
+            raise ValueError(f"rotary positions need an even d_model / n_heads; got {width}")
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Transformers:
     """A model of Hugging Face `transformers`, from a local folder or from settings alone.
 
@@ -98,22 +94,21 @@ class Transformers:
     def __post_init__(self) -> None:
         """Refuse a network that neither a folder nor its settings give, or that both give."""
         if self.path is None and "model_type" not in self.settings:
-            msg = "give model.path, or model.settings with a model_type such as gpt2 or llama"
-            raise ValueError(msg)
+            raise ValueError(
+                "give model.path, or model.settings with a model_type such as gpt2 or llama"
+            )
         if self.path is not None and "model_type" in self.settings:
-            msg = (
+            raise ValueError(
                 f"model.path={self.path} takes the network from a folder, and settings with a "
                 f"model_type build one without: those of model_type={self.settings['model_type']} "
                 f"would replace the folder's sizes. Use model=hf model.path={self.path}, and "
                 "+model.settings.NAME=VALUE for an entry that is to differ from the folder's"
             )
-            raise ValueError(msg)
         if self.pretrained and self.path is None:
-            msg = "pretrained=true needs model.path, a folder with weights"
-            raise ValueError(msg)
+            raise ValueError("pretrained=true needs model.path, a folder with weights")
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class CustomModel:
     """A module of your own: `_target_` is called with the arguments and returns it."""
 
@@ -124,7 +119,7 @@ class CustomModel:
     """Its keyword arguments."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Mlp:
     """A multi-layer perceptron with GELU, for classification."""
 

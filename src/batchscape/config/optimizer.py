@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Affects, Count, Fraction, NonNegative, Positive
+from batchscape.config.types import (
+    Affects,
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    keyword_settings,
+    settings,
+)
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class _UpdateRule:
     """Settings of every optimizer."""
 
@@ -22,7 +29,7 @@ class _UpdateRule:
     """Largest norm of the whole gradient; null: no clipping."""
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class _Moments(_UpdateRule):
     """Settings of AdamW, alone and beside Muon."""
 
@@ -34,14 +41,14 @@ class _Moments(_UpdateRule):
     """Added to AdamW's denominator."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class AdamW(_Moments):
     """AdamW with decoupled weight decay (matrices only), PyTorch's fused kernel."""
 
     name: Literal["adamw"]
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class Sgd(_UpdateRule):
     """Stochastic gradient descent with momentum."""
 
@@ -54,7 +61,7 @@ class Sgd(_UpdateRule):
     gradient_clip_norm: Annotated[Positive | None, Affects.LOSS | Affects.TIME] = None
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Muon(_Moments):
     """Muon with Nesterov's momentum for the matrices of hidden layers; AdamW for the rest."""
 
@@ -71,7 +78,7 @@ class Muon(_Moments):
 Optimizer = Annotated[AdamW | Sgd | Muon, Field(discriminator="name")]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Scaling:
     """How the optimizer's settings follow the global batch B, from a reference batch B0."""
 
@@ -90,22 +97,16 @@ class Scaling:
         """Refuse a scaling rule without its reference batch, and the reverse."""
         rules = {self.learning_rate, self.betas, self.weight_decay} - {"none"}
         if bool(rules) != (self.reference_global_batch_size is not None):
-            msg = (
+            raise ValueError(
                 "a scaling rule and reference_global_batch_size go together; given "
                 f"scaling.learning_rate={self.learning_rate}, scaling.betas={self.betas}, "
                 f"scaling.weight_decay={self.weight_decay} and reference_global_batch_size="
-                f"{self.reference_global_batch_size or 'null'}: "
-                + (
-                    "give the global batch that the optimizer's settings are for, or set every "
-                    "rule to none"
-                    if rules
-                    else "choose a rule, or set it to null"
-                )
+                f"{self.reference_global_batch_size or 'null'}: give the global batch that the "
+                "optimizer's settings are for with a rule, or null with every rule none"
             )
-            raise ValueError(msg)
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@keyword_settings
 class _Warmup:
     """The warm-up of every schedule."""
 
@@ -113,14 +114,14 @@ class _Warmup:
     """Samples over which the learning rate rises from zero."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Constant(_Warmup):
     """A linear warm-up to the peak learning rate, constant after it."""
 
     name: Literal["constant"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Cosine(_Warmup):
     """A linear warm-up, then half a cosine down to `final_fraction` of the peak."""
 
@@ -131,7 +132,7 @@ class Cosine(_Warmup):
     """Last learning rate over the peak."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class WarmupStableDecay(_Warmup):
     """A linear warm-up, a constant peak, and a decay at the end of the budget."""
 

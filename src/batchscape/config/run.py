@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
 
 from batchscape.config.batch import Batch, Budget, Evaluation
 from batchscape.config.cluster import Cluster
@@ -33,11 +32,11 @@ from batchscape.config.messages import explain
 from batchscape.config.model import CustomModel, Mlp, Model, Transformers
 from batchscape.config.optimizer import Muon, Optimizer, Scaling, Schedule
 from batchscape.config.search import NoSearch, Search
-from batchscape.config.types import OUR_LOOP, STRICT, Affects, NonNegative, Seed
+from batchscape.config.types import OUR_LOOP, Affects, NonNegative, Seed, settings
 from batchscape.errors import ConfigError
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class RunConfig:
     """All settings of one run."""
 
@@ -73,37 +72,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Check the rules between groups."""
-        for find_problem in (_program_problem, _data_problem, _engine_problem):
-            if problem := find_problem(self):
-                raise ValueError(problem)
-        if self.device.memory_limit_gib is not None and isinstance(self.engine, Command):
-            msg = (
-                f"device.memory_limit_gib={self.device.memory_limit_gib:g} holds for the ranks of "
-                "our own loop; a program of engine=command allocates by itself: leave it null"
-            )
-            raise ValueError(msg)
-        tokens_by_setting = {"budget": self.budget.tokens}
-        tokens_by_setting |= {
-            f"batch.ramp, stage {n}": s.tokens for n, s in enumerate(self.batch.ramp, 1)
-        }
-        for setting, tokens in tokens_by_setting.items():
-            if tokens is not None and not self.is_packed:
-                msg = (
-                    f"{setting}: tokens={tokens} needs packed text, where every sample has "
-                    "sequence_length tokens; give samples instead"
-                )
-                raise ValueError(msg)
-        if self.batch.ramp and self.batch.global_batch_size is self.batch.global_batch_tokens:
-            msg = "batch.ramp leads up to a global batch: give batch.global_batch_size"
-            raise ValueError(msg)
-        factors = [stage.learning_rate_factor for stage in self.batch.ramp]
-        if any(factors) and self.scaling.learning_rate != "none":
-            msg = (
-                f"batch.ramp gives factors of the learning rate, {factors}, and "
-                f"scaling.learning_rate={self.scaling.learning_rate} makes rates of the global "
-                "batches: leave out one of them"
-            )
-            raise ValueError(msg)
+        if problem := next(_problems(self), None):
+            raise ValueError(problem)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
@@ -112,8 +82,9 @@ class RunConfig:
             # Strict validation takes objects only from JSON; it refuses "8", 8.0 and true for 8.
             text = json.dumps(mapping)
         except (TypeError, ValueError) as error:
-            msg = f"a setting is neither a number, a text, a list nor a mapping: {error}"
-            raise ConfigError(msg) from None
+            raise ConfigError(
+                f"a setting is neither a number, a text, a list nor a mapping: {error}"
+            ) from None
         try:
             return _ADAPTER.validate_json(text)
         except ValidationError as error:
@@ -138,8 +109,7 @@ class RunConfig:
     def in_process(self) -> InProcess:
         """The engine of a run that our own loop trains."""
         if isinstance(self.engine, Command):
-            msg = "engine=command trains by a program, not in our own loop"
-            raise AssertionError(msg)
+            raise AssertionError("engine=command trains by a program, not in our own loop")
         return self.engine
 
     @property
@@ -155,70 +125,93 @@ class RunConfig:
         return self.sequence_length is not None
 
 
-def _program_problem(config: RunConfig) -> str | None:
-    """Say which part of the user's own program is missing; None where all or none are given."""
+def _problems(config: RunConfig) -> Iterator[str]:
+    """Yield the rules between groups that a configuration breaks."""
+    ramp, is_of_program = config.batch.ramp, isinstance(config.engine, Command)
     is_chosen = {
-        "engine=command": isinstance(config.engine, Command),
+        "engine=command": is_of_program,
         "model=external": isinstance(config.model, ExternalModel),
         "data=external": isinstance(config.data, ExternalData),
     }
     absent_options = [option for option, chosen in is_chosen.items() if not chosen]
-    if len(absent_options) in {0, len(is_chosen)}:
-        return None
-    return (
-        "a program of your own has model and data of its own, so engine=command, model=external "
-        f"and data=external go together; add {' '.join(absent_options)}, or choose none of them"
-    )
+    if len(absent_options) not in {0, len(is_chosen)}:
+        yield (
+            "a program of your own has model and data of its own, so engine=command, "
+            "model=external and data=external go together; add "
+            f"{' '.join(absent_options)}, or choose none of them"
+        )
+    if option := _option_for_data(config):
+        yield f"data={config.data.name} cannot feed model={config.model.name}; use {option}"
+    yield from _engine_problems(config)
+    if config.device.memory_limit_gib is not None and is_of_program:
+        yield (
+            f"device.memory_limit_gib={config.device.memory_limit_gib:g} holds for the ranks of "
+            "our own loop; a program of engine=command allocates by itself: leave it null"
+        )
+    tokens_by_setting = {"budget": config.budget.tokens}
+    tokens_by_setting |= {f"batch.ramp, stage {n}": s.tokens for n, s in enumerate(ramp, 1)}
+    for setting, tokens in tokens_by_setting.items():
+        if tokens is not None and not config.is_packed:
+            yield (
+                f"{setting}: tokens={tokens} needs packed text, where every sample has "
+                "sequence_length tokens; give samples instead"
+            )
+    if ramp and config.batch.global_batch_size is config.batch.global_batch_tokens:
+        yield "batch.ramp leads up to a global batch: give batch.global_batch_size"
+    factors = [stage.learning_rate_factor for stage in ramp]
+    if any(factors) and config.scaling.learning_rate != "none":
+        yield (
+            f"batch.ramp gives factors of the learning rate, {factors}, and scaling.learning_rate="
+            f"{config.scaling.learning_rate} makes rates of the global batches: leave out one of "
+            "them"
+        )
 
 
-def _data_problem(config: RunConfig) -> str | None:
-    """Say why data cannot feed a model; None where they can, or where only a run shows it."""
+def _option_for_data(config: RunConfig) -> str | None:
+    """Return the model that data need; None where they have it, or where only a run shows it."""
     model, data = config.model, config.data
     if isinstance(model, CustomModel | ExternalModel) or isinstance(data, CustomData):
         return None
     if isinstance(data, Digits):
-        fits, option = isinstance(model, Mlp), "model=mlp"
-    elif isinstance(data, Documents) and data.label_field is not None:
-        fits, option = isinstance(model, Transformers), "model=hf (a sequence classifier)"
-    else:
-        fits, option = not isinstance(model, Mlp), "model=gpt_nano (or another language model)"
-    return None if fits else f"data={data.name} cannot feed model={model.name}; use {option}"
+        return None if isinstance(model, Mlp) else "model=mlp"
+    if isinstance(data, Documents) and data.label_field is not None:
+        return None if isinstance(model, Transformers) else "model=hf (a sequence classifier)"
+    return "model=gpt_nano (or another language model)" if isinstance(model, Mlp) else None
 
 
-def _engine_problem(config: RunConfig) -> str | None:
-    """Say which setting the engine does not support; None where it supports all."""
+def _engine_problems(config: RunConfig) -> Iterator[str]:
+    """Yield what the engine does not support."""
     engine = config.engine
     unsupported = {Fsdp: {"float16"}, DeepSpeed: {"float16", "float64"}}.get(type(engine), set())
     if engine.precision in unsupported:
-        return (
+        yield (
             f"engine={engine.name} has no {engine.precision}, got engine.precision="
             f"{engine.precision}; use float32 or bfloat16, or engine=ddp"
         )
     if isinstance(engine, DeepSpeed) and engine.compile:
-        return (
+        yield (
             "engine=deepspeed exchanges by hooks in the model, which a compiler would take in; got "
             "engine.compile=true; use engine=ddp or fsdp, or engine.compile=false"
         )
     stage = engine.zero_stage if isinstance(engine, DeepSpeed) else 0
     if isinstance(config.optimizer, Muon) and cuts_updates(engine):
         engine_text = "engine=fsdp" if stage == 0 else f"engine=deepspeed with zero_stage={stage}"
-        return (
+        yield (
             f"optimizer=muon needs whole matrices in every update, and {engine_text} gives each "
             "rank a part of them; use optimizer=adamw, engine=ddp, or engine=deepspeed with "
             "zero_stage=0"
         )
     if config.evaluation.ema_half_life_tokens is not None and stage == 3:
-        return (
+        yield (
             "evaluation.ema_half_life_tokens averages parameters where they are, and "
             "engine=deepspeed with zero_stage=3 keeps them apart from the model; set it to null, "
             "or use zero_stage of at most 2, or engine=fsdp"
         )
     if config.batch.ramp and isinstance(engine, Accelerate | DeepSpeed):
-        return (
+        yield (
             f"batch.ramp changes the geometry during the training, and engine={engine.name} is "
             "given one geometry when it is built; use engine=ddp, fsdp or fabric, or no ramp"
         )
-    return None
 
 
 _ADAPTER = TypeAdapter(RunConfig)

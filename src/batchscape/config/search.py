@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
-from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Count, NonNegative
+from batchscape.config.types import Count, NonNegative, settings
 
 Objective = Literal[
     "loss",
@@ -22,23 +21,22 @@ Objective = Literal[
 
 def _refuse_list(objective: object) -> object:
     if isinstance(objective, list):
-        msg = (
+        raise ValueError(
             "a search has one objective, which is written as one name, such as "
             f"search.objective=loss; given the list {objective}. Two quantities are compared by a "
             "grid of plain runs: list the values, without search="
         )
-        raise ValueError(msg)
     return objective
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class NoSearch:
     """Every combination of the values that are given."""
 
     name: Literal["none"] = "none"
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings
 class Sampler:
     """Trials, one after the other, then a small grid around the best."""
 

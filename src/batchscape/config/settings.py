@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from itertools import accumulate
-from types import UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from batchscape.config.run import RunConfig
-from batchscape.config.types import OUR_LOOP, Affects, key_of
+from batchscape.config.types import OUR_LOOP, Affects, key_of, members_of
 
 
 class Setting(NamedTuple):
@@ -52,14 +51,6 @@ def _settings_of(owner: type, group: Setting) -> Iterator[Setting]:
             yield from _settings_of(member, setting)
         if not members:
             yield setting
-
-
-def members_of(hint: Any) -> list[type]:  # noqa: ANN401  (a type)
-    """Return the dataclasses of a group's type; none for a setting, such as a list of them."""
-    if isinstance(hint, type):
-        return [hint] if is_dataclass(hint) else []
-    nested = get_args(hint) if get_origin(hint) in {Annotated, Union, UnionType} else ()
-    return [member for one in nested for member in members_of(one)]
 
 
 def affects_of(key: str) -> Affects | None:

@@ -24,26 +24,19 @@ def placeholders(text: str) -> list[str]:
         if part[0] in {"{{", "}}"}:
             continue
         if name is None or not _NAME.fullmatch(name):
-            msg = (
+            raise ConfigError(
                 f"{text!r}: {part[0]!r} is no placeholder; those are {{name}}, and a brace of the "
                 "text's own is doubled: {{ or }}"
             )
-            raise ConfigError(msg)
         names.append(name)
     return names
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
     """Put values in the place of placeholders."""
-
-    def value(part: re.Match[str]) -> str:
-        return part[0][0] if part[1] is None else values[part[1]]
-
-    return _PART.sub(value, text)
+    return _PART.sub(lambda part: part[0][0] if part[1] is None else values[part[1]], text)
 
 
 def to_text(value: str | float) -> str:
     """Write a value so that a program reads the same one: floats in full, `true` and `false`."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value) if isinstance(value, float) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from enum import Flag, auto
-from typing import Annotated, Any, Final
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-STRICT = ConfigDict(extra="forbid", strict=True)
+T = TypeVar("T")
+_STRICT = ConfigDict(extra="forbid", strict=True)
 """No unknown settings, no conversions."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(Field,))
+def settings(owner: type[T]) -> type[T]:
+    """Make a class one of settings, which are validated and then stay as they are."""
+    return cast("type[T]", dataclass(frozen=True, config=_STRICT)(owner))
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
+def keyword_settings(owner: type[T]) -> type[T]:
+    """Make a class one of settings as `settings` does, each given by its name."""
+    return cast("type[T]", dataclass(frozen=True, kw_only=True, config=_STRICT)(owner))
 
 
 class Affects(Flag):
@@ -44,6 +70,14 @@ def key_of(field: str, hint: Any) -> str:  # noqa: ANN401  (a type)
     marks = getattr(hint, "__metadata__", ())
     aliases = (mark.alias for mark in marks if isinstance(mark, FieldInfo))
     return next(filter(None, aliases), field)
+
+
+def members_of(hint: Any) -> list[type]:  # noqa: ANN401  (a type)
+    """Return the dataclasses of a group's type; none for a setting, such as a list of them."""
+    if isinstance(hint, type):
+        return [hint] if is_dataclass(hint) else []
+    nested = get_args(hint) if get_origin(hint) in {Annotated, Union, UnionType} else ()
+    return [member for one in nested for member in members_of(one)]
 
 
 OUR_LOOP: Final = "our loop"

@@ -1,6 +1,6 @@
 """Machines that runs are planned for: this one, or one that is declared.
 
-This one is looked up without torch or a CUDA context.
+This one is looked up without a CUDA context, and without torch where that knows but CUDA.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -147,7 +148,10 @@ def cgroup_cores(root: Path) -> float | None:
 
 
 def _accelerator_problem() -> str | None:
-    """Say that torch is built for accelerators that cannot be measured; None where it is not."""
+    """Say that this machine has accelerators that cannot be measured; None where it has none.
+
+    Only a torch that is built for them is imported and asked: that takes seconds.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -159,13 +163,22 @@ def _accelerator_problem() -> str | None:
     ]
     if sys.platform == "darwin":
         kinds.append("Apple GPUs (MPS)")
-    if not kinds:
+    if not kinds or not _sees_accelerator():
         return None
     return (
-        f"torch is built for {kinds[0]} here, on which this tool cannot measure: it reads peaks of "
+        f"torch sees {kinds[0]} here, on which this tool cannot measure: it reads peaks of "
         "memory off CUDA's allocator, step times off CUDA's events, and power, clocks and "
         "foreign processes off NVIDIA's driver (NVML); launcher.device=cpu trains on the CPU"
     )
+
+
+def _sees_accelerator() -> bool:
+    """Return whether torch finds an accelerator; one that cannot be imported finds none."""
+    with suppress(Exception):
+        from batchscape.device import is_accelerator_here
+
+        return is_accelerator_here()
+    return False
 
 
 def _read(path: Path) -> str:

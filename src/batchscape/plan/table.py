@@ -116,11 +116,11 @@ def _runs_table(plan: Plan) -> list[RenderableType]:
 def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast) -> str:
     """Return the whole plan as JSON.
 
-    `runs` has one object a cell: its row of `plan_rows`, and the fields of a `RunForecast`, null
-    where nothing is launched; what cannot fit is `rejected`. A figure has `low`, `high` and
-    `value`. `sweep` has the totals of the runs that are left.
+    `runs` has one object a cell: its row of `plan_rows`, its `status` in the sweep folder, and the
+    fields of a `RunForecast`, null where nothing is launched; what cannot fit is `rejected`. A
+    figure has `low`, `high` and `value`. `sweep` has the totals of the runs that are left.
     """
-    nothing = dict.fromkeys(field.name for field in fields(RunForecast))
+    sweep, nothing = SweepFolder(plan.sweep_dir), dict.fromkeys(f.name for f in fields(RunForecast))
     runs = []
     for cell in plan.cells:
         row = _row(cell) | nothing
@@ -129,6 +129,9 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast) -> str:
             row |= asdict(forecast)
             if reason := why_not_launched(cell.spec, forecast.memory):
                 row |= {"planned": "rejected", "reason": reason}
+        row["status"] = _status(sweep.run(cell.run_id))
+        if row["planned"] == "rejected" and row["status"] == Status.PENDING:
+            row["status"] = str(Status.REJECTED)
         runs.append(row)
     device_type = machine.device_type(plan.cells[0].config.launcher)
     content = {

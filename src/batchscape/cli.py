@@ -119,8 +119,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    parsed, settings = Parser("plan").parse_known_args(arguments)
-    grid = _compose(settings, "plan")
+    parser = Parser("plan")
+    parsed, settings = parser.parse_known_args(arguments)
+    grid = _compose(settings, "plan", parser.options)
     if grid is None:
         return 0
     from batchscape.plan.table import plan_json, plan_table
@@ -171,8 +172,9 @@ def _geometry(arguments: list[str]) -> int:
 
 
 def _probe(arguments: list[str]) -> int:
-    parsed, settings = Parser("probe").parse_known_args(arguments)
-    grid = _compose(settings, "probe")
+    parser = Parser("probe")
+    parsed, settings = parser.parse_known_args(arguments)
+    grid = _compose(settings, "probe", parser.options)
     if grid is None:
         return 0
     from batchscape.probe import probe, show_answer
@@ -242,7 +244,8 @@ def _recommend(arguments: list[str]) -> int:
 
 def _follow_recipe(arguments: list[str]) -> int:
     """Recommend a geometry for settings of which nothing was measured."""
-    parsed, settings = Parser("recommend key=value").parse_known_args(arguments)
+    parser = Parser("recommend key=value")
+    parsed, settings = parser.parse_known_args(arguments)
     after_runs = {"--deadline", "--memory-gib", "--target"}
     if option := next((w for w in settings if w.partition("=")[0] in after_runs), None):
         raise ConfigError(
@@ -250,7 +253,7 @@ def _follow_recipe(arguments: list[str]) -> int:
             f"folders in place of settings, or leave {option} out (the memory of a device is the "
             "setting device.memory_limit_gib)"
         )
-    grid = _compose(settings, "recommend")
+    grid = _compose(settings, "recommend", parser.options)
     if grid is None:
         return 0
     from batchscape.recipe import follow_recipe, show_recipe, write_files
@@ -421,10 +424,10 @@ _PARSED_VERBS: dict[str, Callable[[Namespace], int]] = {
 }
 
 
-def _compose(arguments: list[str], verb: str) -> SweepCells | None:
+def _compose(arguments: list[str], verb: str, options: Sequence[str] = ()) -> SweepCells | None:
     from batchscape.compose import compose
 
-    return compose(arguments, f"batchscape {verb}")
+    return compose(arguments, f"batchscape {verb}", options)
 
 
 def _machine(grid: SweepCells) -> Machine:

@@ -52,9 +52,14 @@ _NAMES_ELSEWHERE = {
 """Names that other programs have for our settings."""
 
 
-def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
-    """Compose every cell of a command line; None where its flags ask to show the settings."""
-    options, settings = _options_and_settings(arguments)
+def compose(
+    arguments: Sequence[str], program: str, options_read: Sequence[str] = ()
+) -> SweepCells | None:
+    """Compose every cell of a command line; None where its flags ask to show the settings.
+
+    `options_read` are options that the verb has read before: an unknown one may be meant for them.
+    """
+    options, settings = _options_and_settings(arguments, options_read)
     _refuse_mistakes(settings)
     shows_settings = options.cfg is not None
     # One run is a grid of one cell.
@@ -109,7 +114,9 @@ def _command_line(command: list[str]) -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = full_error
 
 
-def _options_and_settings(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+def _options_and_settings(
+    arguments: Sequence[str], options_read: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and the settings, of which `--retry failed,oom` becomes one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--cfg")
@@ -123,7 +130,7 @@ def _options_and_settings(arguments: Sequence[str]) -> tuple[argparse.Namespace,
         raise ConfigError(str(error)) from None
     if unknown := next((word for word in settings if word.startswith("-")), None):
         name = unknown.partition("=")[0]
-        names = ("--cfg", "--config-dir", "--multirun", "--resolve", "--retry")
+        names = (*options_read, "--cfg", "--config-dir", "--multirun", "--resolve", "--retry")
         raise ConfigError(
             f"there is no option {name}{suggest(name, names)}; settings have no dashes"
         )

@@ -8,8 +8,10 @@ takes several of a kind, `[NAME ...]` also none, and `[1.0]` is the default.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -324,19 +326,19 @@ VERBS = tuple(verb for verb in _TEXTS if " " not in verb)
 
 
 def _pair(text: str) -> tuple[str, str]:
-    """Read NAME=COLUMN; argparse turns the ValueError into its own message."""
+    """Read NAME=COLUMN."""
     name, equals, column = text.partition("=")
     if not (name and equals and column):
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COLUMN")
     return name, column
 
 
 def _seconds(text: str) -> float:
-    """Read a positive number; argparse turns the ValueError into its own message."""
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise ValueError
-    return seconds
+    """Read a positive number of seconds."""
+    with suppress(ValueError):
+        if 0 < (seconds := float(text)) < math.inf:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
 
 
 _KINDS: dict[str, Callable[[str], Any]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,8 +116,13 @@ def check(
     if not len(table):
         msg = f"{what} needs rows; it is empty"
         raise AnalysisError(msg)
-    checked = (name for name in dict.fromkeys((*needed, *others)) if name in table)
-    return table.assign(**{name: _check_column(table[name], name) for name in checked})
+    checked = table.filter([*needed, *others]).items()
+    return table.assign(**{str(name): _check_column(column, str(name)) for name, column in checked})
+
+
+def with_defaults(table: pd.DataFrame, defaults: Mapping[str, Any]) -> pd.DataFrame:
+    """Add the columns that a table lacks."""
+    return table.assign(**{name: value for name, value in defaults.items() if name not in table})
 
 
 def refuse_rows(wrong: ArrayLike, name: str, column: pd.Series[Any], rule: str) -> None:

@@ -14,6 +14,8 @@ from batchscape.analysis.labels import group_name
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
+from batchscape.analysis.targets.choice import early_crossings
+from batchscape.analysis.targets.ends import TO_TARGET
 from batchscape.analysis.targets.schema import OUTCOMES
 from batchscape.analysis.targets.summary import reaches_table, tidy_reaches
 from batchscape.analysis.targets.tidy import distinct_trajectories
@@ -26,13 +28,6 @@ _CROSSINGS = {
     "first_evaluation": "A target is reached at the first evaluation that met it, without "
     "interpolation, whatever became of the run later.",
 }
-_FIGURES = {
-    "steps_to_target": "steps to target",
-    "samples_to_target": "samples to target",
-    "tokens_to_target": "tokens to target",
-    "time_to_target_s": "time to target (s)",
-}
-
 _BATCH = "global_batch_size"
 _COARSE = 0.25
 """A bracket wider than this share of the effect makes a warning."""
@@ -61,60 +56,47 @@ def targets_section(
 
 def reaches_shown(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -> Table:
     """Choose the columns of `reaches_table` to show."""
-    several = table["group"].nunique() > 1
+    several, n_reached = table["group"].nunique() > 1, table["n_reached"]
     labels = [group_name(groups, g) if several else "" for g in table["group"]]
-    columns = [Column("group", texts=labels, is_left=True)]
-    if table["target_loss"].notna().any():
-        columns.append(Column("target_loss", format=".7g", is_left=True))
-    columns.append(Column(_BATCH, "global batch", format=".0f", is_left=True))
-    if "program_cut" in table:
-        columns.append(Column("program_cut", "cut", is_left=True))
-    if "learning_rate" in table:
-        columns.append(Column("learning_rate", format=3))
-    reached = table["n_reached"].astype(str) + " of " + table["n"].astype(str)
-    columns.append(Column("n_reached", "reached", texts=reached))
-    with_times = False
-    for name, header in _FIGURES.items():
-        has_figure = table[name].notna() | (table[f"{name}_low"] > 0)
-        if name == "steps_to_target" or (has_figure & table["n_reached"].gt(0)).any():
+    columns = [
+        Column("group", texts=labels, is_left=True),
+        Column("target_loss", format=".7g", missing="", is_left=True),
+        Column(_BATCH, "global batch", format=".0f", is_left=True),
+        Column("program_cut", "cut", is_left=True),
+        Column("learning_rate", format=3),
+        Column(
+            "n_reached", "reached", texts=n_reached.astype(str) + " of " + table["n"].astype(str)
+        ),
+    ]
+    for name in TO_TARGET:
+        has_figure = table[name].notna() | table[f"{name}_low"].gt(0)
+        if name == "steps_to_target" or (has_figure & n_reached.gt(0)).any():
+            header = name.replace("_", " ").replace(" s", " (s)") if name.endswith("_s") else ""
             columns.append(Column(name, header, low=f"{name}_low", high=f"{name}_high"))
-            with_times |= name == "time_to_target_s"
     # What became of the runs that did not reach, row by row.
-    outcomes_missed = [
+    missed = [
         ", ".join(f"{row[f'n_{name}']} {name}" for name in OUTCOMES[1:] if row[f"n_{name}"])
         for row in table.to_dict("records")
     ]
     crossings = column_of(table, "crossing").unique()
-    notes = [
+    notes = {
         "Geometric mean over runs, by which learning rates are chosen; in brackets the "
-        f"{LEVEL:.0%} t-interval of the mean logarithm."
-    ]
-    if any(outcomes_missed):
-        notes.append(
-            "Where a run did not reach: the median, a run that diverged counting as "
-            f"infinite; in brackets its {LEVEL:.0%} interval from order statistics, where "
-            "there are runs enough for one (6)."
-        )
+        f"{LEVEL:.0%} t-interval of the mean logarithm.": True,
+        "Where a run did not reach: the median, a run that diverged counting as "
+        f"infinite; in brackets its {LEVEL:.0%} interval from order statistics, where "
+        "there are runs enough for one (6).": any(missed),
+        "Times depend on the cut: a row with several cuts has none here, and the table of "
+        "geometries has them by cut.": columns[-1].name == "time_to_target_s",
+        **{text: name in crossings for name, text in _CROSSINGS.items()},
+    }
     return Table(
         "targets",
         "Steps to target",
         table,
-        columns,
-        footnotes=[
-            [f"median; {of}, of the runs in this row" if of else None for of in outcomes_missed]
-        ],
-        notes=[
-            *notes,
-            *([_OF_ONE_CUT] if with_times else []),
-            *(text for name, text in _CROSSINGS.items() if name in crossings),
-        ],
+        [column for column in columns if column.name in table],
+        footnotes=[[f"median; {of}, of the runs in this row" if of else None for of in missed]],
+        notes=[note for note, is_shown in notes.items() if is_shown],
     )
-
-
-_OF_ONE_CUT = (
-    "Times depend on the cut: a row with several cuts has none here, and the table of geometries "
-    "has them by cut."
-)
 
 
 def _answers(
@@ -124,9 +106,11 @@ def _answers(
     for group, part in table.groupby("group"):
         name = groups.get(int(str(group)), "")
         where = f" ({name})" if name else ""
-        losses = sorted(part["target_loss"].dropna().unique(), reverse=True)
-        hardest = part[part["target_loss"].eq(losses[-1])] if losses else part
-        target = f"a {quantity} of {losses[-1]:.7g}" if losses else "the target"
+        # Without a loss there is one target.
+        lowest = part["target_loss"].min()
+        is_known = not np.isnan(lowest)
+        hardest = part[part["target_loss"].eq(lowest)] if is_known else part
+        target = f"a {quantity} of {lowest:.7g}" if is_known else "the target"
         with_steps = hardest.dropna(subset=["steps_to_target", "samples_to_target"])
         with_steps = with_steps[np.isfinite(with_steps["steps_to_target"])]
         if with_steps.empty:
@@ -135,13 +119,11 @@ def _answers(
         yield _what_it_took(
             with_steps, f"{target}{where}", is_only_batch=part[_BATCH].nunique() == 1
         )
-    missed_counts = ", ".join(
-        f"{counts[o]} {o}" for o in ("censored", "pruned", "diverged") if o in counts
-    )
-    if missed_counts:
+    missed = ", ".join(f"{counts[name]} {name}" for name in OUTCOMES[1:] if name in counts)
+    if missed:
         yield (
             f"Of {len(reaches)} pairs of run and target, {counts.get('reached', 0)} were reached; "
-            f"{missed_counts}. All of them stay in the denominators."
+            f"{missed}. All of them stay in the denominators."
         )
 
 
@@ -181,29 +163,26 @@ def _warnings(
 ) -> Iterator[str]:
     reached = reaches[reaches["outcome"].eq("reached")]
     yield from _coarse(reached, table, groups)
-    if "first_steps_to_target" in reached:
-        first = reached["first_steps_to_target"]
-        earlier = (first < 0.9 * reached["steps_to_target"]).sum()
-        if earlier:
-            yield (
-                f"{earlier} of {len(reached)} crossings were first met more than 10 % earlier than "
-                "for good: the loss went back above the target in between"
-            )
-    for_good = "crossing" not in reached or reached["crossing"].eq("sustained").any()
-    if "confirmed_by" in reached and len(reached) and for_good:
-        n_unconfirmed = reached["confirmed_by"].eq(0).sum()
-        if n_unconfirmed:
-            yield (
-                f"{n_unconfirmed} of {len(reached)} crossings are at a run's last measurement, as "
-                "where it is stopped at its target: nothing later shows that they are for good"
-            )
-    if "averaged" in reaches and reaches["averaged"].eq(True).any():
+    early, n_reached = early_crossings(reaches)
+    if early:
+        yield (
+            f"{early} of {n_reached} crossings were first met more than 10 % earlier than "
+            "for good: the loss went back above the target in between"
+        )
+    is_for_good = ~column_of(reached, "crossing").isin(["first", "first_evaluation"])
+    n_unconfirmed = column_of(reached, "confirmed_by").eq(0).sum()
+    if n_unconfirmed and is_for_good.any():
+        yield (
+            f"{n_unconfirmed} of {n_reached} crossings are at a run's last measurement, as "
+            "where it is stopped at its target: nothing later shows that they are for good"
+        )
+    if column_of(reaches, "averaged").eq(True).any():
         yield (
             "held-out losses are of averaged weights, which lag behind by about the half-life of "
             "the average; where that is not the same number of samples for all, batches differ "
             "by it"
         )
-    decaying = sorted({name for name in schedules if name != "constant"})
+    decaying = sorted({*schedules} - {"constant"})
     if decaying:
         yield (
             f"the learning rate decays ({', '.join(decaying)}): a target met on the way is met "
@@ -215,7 +194,7 @@ def _coarse(
     reached: pd.DataFrame, table: pd.DataFrame, groups: Mapping[int, str] | None
 ) -> Iterator[str]:
     """Warn where the brackets of crossings are wide against the differences of batches."""
-    if "interpolation_error" not in reached or not reached["interpolation_error"].notna().any():
+    if column_of(reached, "interpolation_error").isna().all():
         return
     for (group, target), cells in table.groupby(["group", "target_loss"], dropna=False):
         values = cells["samples_to_target"]

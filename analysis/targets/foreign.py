@@ -279,11 +279,11 @@ def _refuse_separator(path: Path, separator: str, name: str) -> None:
         return
     likely_name = dict(_SEPARATORS.values()).get(likely, repr(likely))
     msg = (
-        f"{path}: a {path.suffix} file is read with {name} between its columns, and its first "
-        f"line, {first[:_SHOWN]!r}, has none; the separator looks like {likely_name}. Write it "
-        f"with {name}, and numbers with a decimal point"
+        f"a {path.suffix} file is read with {name} between its columns, and its first line, "
+        f"{first[:_SHOWN]!r}, has none; the separator looks like {likely_name}. Write it with "
+        f"{name}, and numbers with a decimal point"
     )
-    raise AnalysisError(msg)
+    raise ValueError(msg)
 
 
 def pooled_groups(

@@ -72,19 +72,24 @@ def learning_rate_section(
         left_out = "; ".join(f"B = {left_out_reason(row)}" for _, row in open_optima.iterrows())
         warnings += [f"{prefix}Left out of the exponent: {left_out}."] if left_out else []
     untuned = tuning_warning(table, best) if value == STEPS else None
-    warnings = [*([untuned] if untuned else []), *warnings]
+    warnings = [*filter(None, [untuned]), *warnings]
     full = with_runs(best, table, ("group", "target_loss", "global_batch_size"))
-    tables = [_optima(full, labels, value, quantity)]
     costs = costs_by_rate(table, value)
-    cost_runs = table.reindex(columns=["sweep_dir", "run_id"]).iloc[costs["row"].to_numpy()]
-    cost_table = costs.drop(columns=["row", "cost"]).assign(
-        **{value: np.exp(costs["cost"]) if value == STEPS else costs["cost"]},
-        **{str(name): column.to_numpy() for name, column in cost_runs.items()},
-    )
+    rows = costs.pop("row")
+    costs[value] = np.exp(costs["cost"]) if value == STEPS else costs["cost"]
+    names = ["sweep_dir", "run_id"]
+    costs[names] = table.reindex(columns=names).iloc[rows].to_numpy()
+    costs = costs.drop(columns="cost")
     sizes = sorted({*(batches or costs["global_batch_size"])})
-    pictures = learning_rate_charts(cost_table, full, labels, sizes, quantity)
-    curves = {"learning_rate_costs": cost_table}
-    return Section(_TITLE, answer, tables, pictures, warnings, headlines, chart_data=curves)
+    return Section(
+        _TITLE,
+        answer,
+        [_optima(full, labels, value, quantity)],
+        learning_rate_charts(costs, full, labels, sizes, quantity),
+        warnings,
+        headlines,
+        chart_data={"learning_rate_costs": costs},
+    )
 
 
 def _answer(best: pd.DataFrame, exponent: Estimate, value: str, quantity: str) -> str:

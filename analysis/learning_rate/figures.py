@@ -40,12 +40,13 @@ def learning_rate_charts(
     means = (np.exp(means) if is_log else means).dropna().reset_index()
     reached, missed = costs[is_reached], costs[~is_reached].drop(columns="series")
     missed[value] = reached[value].max()
-    marks = [Marks("line", means), Marks("point", reached)]
-    batch_looks = shades([f"{batch:g}" for batch in batches])
-    looks = {name: look for name, look in batch_looks.items() if name in {*costs["series"]}}
-    if len(missed):
-        marks.append(Marks("point", missed, _MISSED, size=24, placed="y"))
-        looks[_MISSED] = Look(GREY.colour, GREY.dark, CROSS)
+    marks = [
+        Marks("line", means),
+        Marks("point", reached),
+        Marks("point", missed, _MISSED, size=24, placed="y"),
+    ]
+    looks = shades([f"{batch:g}" for batch in batches])
+    looks[_MISSED] = Look(GREY.colour, GREY.dark, CROSS)
     return [
         Chart(
             "learning_rate_costs",
@@ -77,14 +78,12 @@ def _optima(best: pd.DataFrame, choices: Sequence[Choice]) -> list[Chart]:
     floor, ceiling = min(rates) / 4, max(rates) * 4
     ends = inside[["low", "high"]].clip(floor, ceiling).add_prefix("learning_rate_")
     at_edge = edges.assign(learning_rate=edges["grid_learning_rate"])
-    parts = [
+    marks = [
         Marks("interval", inside.join(ends), "best"),
         Marks("point", inside.drop(columns=["low", "high"]), "best", size=40),
         Marks("point", at_edge, _EDGE, size=36),
     ]
-    marks = [mark for mark in parts if len(mark.table)]
     looks = {"best": INK, _EDGE: Look(MARK.colour, symbol="triangle-up", hollow=True)}
-    names = {mark.name for mark in marks}
     return [
         Chart(
             "learning_rates",
@@ -102,7 +101,7 @@ def _optima(best: pd.DataFrame, choices: Sequence[Choice]) -> list[Chart]:
                 ranges={"learning_rate": (floor, ceiling)},
             ),
             marks,
-            {name: look for name, look in looks.items() if name in names},
+            looks,
             choices=choices,
             panels="group",
             tables=["tables/learning_rates.csv"],

@@ -93,9 +93,8 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
             tolerance, conflict = stated_margin(margins, "final_loss")
             tolerance = math.nan if conflict else tolerance
             ends = critical_batch(rises.to_numpy(), rises.columns.to_numpy(), tolerance)
-            noise = cell_noise_scales(replace(cells, runs=bases.assign(cell=0)), within).reindex(
-                [0]
-            )
+            noise = cell_noise_scales(replace(cells, runs=bases.assign(cell=0)), within)
+            noise = noise.reindex([0])[_ENDS].astype(float)
             # Without an upper end it is not identified.
             noise["estimate"] = noise["estimate"].where(noise["high"].lt(math.inf))
             rows.append(
@@ -106,7 +105,7 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
                     "n": len(rises),
                     "tolerance": tolerance,
                     **dict(zip(_ENDS, ends, strict=True)),
-                    **noise[_ENDS].astype(float).add_prefix("noise_").iloc[0],
+                    **noise.add_prefix("noise_").iloc[0],
                     **rises.where(rises < _DIVERGED, math.inf).mean().add_prefix("rise_").iloc[1:],
                     "run_ids": " ".join(sorted(compared["run_id"])),
                 }
@@ -153,9 +152,9 @@ def critical_batch(
 
 def estimate_of(row: Mapping[Hashable, Any]) -> Estimate:
     """Return the critical batch of one row as an estimate."""
-    definition, method = _DEFINITION.format_map(row), f"inverted t-test over {row['n']} seeds"
-    note = NOT_IDENTIFIED if math.isnan(row["estimate"]) else None
     value, low, high = (float(row[name]) for name in _ENDS)
+    definition, method = _DEFINITION.format_map(row), f"inverted t-test over {row['n']} seeds"
+    note = NOT_IDENTIFIED if math.isnan(value) else None
     return Estimate(value, low, high, row["n"], "samples", method, definition, note)
 
 

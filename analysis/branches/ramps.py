@@ -109,8 +109,7 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
         "budget.samples": str(samples),
     }
     if states:
-        first = cells.runs.loc[runs.index[0], "stages"][0]
-        settings["optimizer.learning_rate"] = f"{first[2]:g}"
+        settings["optimizer.learning_rate"] = f"{runs['stages'].iloc[0][0][2]:g}"
     return Ramp(
         schedule_text(tuple(stages)),
         batches,
@@ -184,14 +183,8 @@ def follows(run: pd.Series[Any], ages: pd.DataFrame) -> bool:
     (_, small, rate), *others = run["stages"]
     if ages.empty or not others or others[-1][1] <= small:
         return False
-    training = (run["settings"], small, rate, rate_exponent(run["stages"]))
-    is_same = [each == training for each in ages[[*TRAINING]].itertuples(index=False, name=None)]
-    same = ages[is_same]
-
-    def is_within(begin: int, batch: int) -> bool:
-        before = same[same["age_samples"].le(begin)]
-        latest = before.loc[before["age_samples"].eq(before["age_samples"].max()), "estimate"]
-        # Of several windows the strictest.
-        return bool(batch <= latest.min(skipna=False))
-
-    return all(is_within(begin, batch) for begin, batch, _ in others)
+    training = [run["settings"], small, rate, rate_exponent(run["stages"])]
+    same = ages[ages[[*TRAINING]].eq(training).all(axis=1)]
+    # Of several windows the strictest.
+    limits = same.groupby("age_samples")["estimate"].min(skipna=False)
+    return all(batch <= limits.loc[:begin].iloc[-1:].max() for begin, batch, _ in others)

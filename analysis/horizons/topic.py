@@ -53,26 +53,31 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
         except AnalysisError as error:
             warnings.append(f"{prefix}{error}")
             continue
-        lost = sorted({*costs["group"]} - {h for each in fit.optima.values() for h in each})
-        too_few_seeds = (
-            f"{prefix}no optimum after {', '.join(f'{h:g}' for h in lost)} samples: fewer than "
-            "half of the seeds ran there"
+        lost = ", ".join(
+            f"{h:g}" for h in sorted({*costs["group"]}.difference(*fit.optima.values()))
         )
-        warnings += [too_few_seeds] * bool(lost)
-        misfit = (
-            f"{prefix}near the optima the log loss is no quadratic form of one curvature (p = "
-            f"{significant(fit.lack_of_fit_p, 2)}): the intervals do not allow for that"
-        )
-        warnings += [misfit] * (fit.lack_of_fit_p < 1 - LEVEL)
-        quoted = {}
-        for name, one in fit.exponents.items():
-            row = {"group": group, "of": NAMES[name], "published": _published(name, one)}
-            exponents.append(asdict(one) | row | {"lack_of_fit_p": fit.lack_of_fit_p})
-            quoted[f"{name}_exponent_in_horizon"] = one
-        for name, of in NAMES.items():
-            for horizon, one in fit.optima[name].items():
-                optima.append(asdict(one) | {"group": group, "of": of, "horizon": horizon})
-                quoted[f"{name}_together"] = one
+        if lost:
+            warnings.append(
+                f"{prefix}no optimum after {lost} samples: fewer than half of the seeds ran there"
+            )
+        if fit.lack_of_fit_p < 1 - LEVEL:
+            warnings.append(
+                f"{prefix}near the optima the log loss is no quadratic form of one curvature (p = "
+                f"{significant(fit.lack_of_fit_p, 2)}): the intervals do not allow for that"
+            )
+        exponents += [
+            {**asdict(one), "group": group, "of": NAMES[name], "published": _published(name, one)}
+            | {"lack_of_fit_p": fit.lack_of_fit_p}
+            for name, one in fit.exponents.items()
+        ]
+        optima += [
+            {**asdict(one), "group": group, "of": of, "horizon": horizon}
+            for name, of in NAMES.items()
+            for horizon, one in fit.optima[name].items()
+        ]
+        quoted = {f"{name}_exponent_in_horizon": one for name, one in fit.exponents.items()}
+        for name, ones in fit.optima.items():
+            quoted[f"{name}_together"] = [*ones.values()][-1]
         for name, one in quoted.items():
             headlines[name + suffix] = replace(one, group=label)
             answer.append(f"{prefix}The {one.definition}: {one.text(2)}.")

@@ -50,7 +50,7 @@ def costs_by_rate(table: pd.DataFrame, value: str) -> pd.DataFrame:
     needed = ("global_batch_size", "learning_rate", "seed", value)
     table = check(table, "a table of runs", needed)
     keys = [*SERIES, "global_batch_size", "learning_rate", "seed"]
-    costs = with_defaults(table, {"group": 0, "target_loss": np.nan})[keys]
+    costs = with_defaults(table.filter(keys), {"group": 0, "target_loss": np.nan})[keys]
     costs = costs.astype({"target_loss": float, "global_batch_size": float}).assign(
         seed=_joined(table.filter(SEEDS)), row=np.arange(len(table)), cost=_costs(table, value)
     )

@@ -43,21 +43,15 @@ def median_with_infinity(low: ArrayLike, high: ArrayLike | None = None) -> Estim
     n = len(lower)
     # The largest k with P(fewer than k of n lie below the median) <= (1 - LEVEL) / 2.
     k = int((bdtr(np.arange(n // 2), n, 0.5) <= 1 - TWO_SIDED).sum())
-    ends = (float(lower[k - 1]), float(upper[n - k])) if k > 0 else (0.0, math.inf)
-    least, most = float(np.median(lower)), float(np.median(upper))
+    low_end, high_end = (float(lower[k - 1]), float(upper[n - k])) if k > 0 else (0.0, math.inf)
+    value, most = float(np.median(lower)), float(np.median(upper))
     note = None if k > 0 else f"{n} runs bound a median at no level of {LEVEL:.0%}"
-    if least != most:
-        note = f"{NOT_IDENTIFIED}: runs that ended before reaching leave it open from {least:g} on"
-    return Estimate(
-        value=least if least == most else math.nan,
-        low=ends[0],
-        high=ends[1],
-        n=n,
-        unit="",
-        method=f"order statistics with exact binomial coverage over {n} runs",
-        definition="median over runs; a run that diverged counts as infinite",
-        note=note,
-    )
+    if value != most:
+        note = f"{NOT_IDENTIFIED}: runs that ended before reaching leave it open from {value:g} on"
+        value = math.nan
+    method = f"order statistics with exact binomial coverage over {n} runs"
+    definition = "median over runs; a run that diverged counts as infinite"
+    return Estimate(value, low_end, high_end, n, "", method, definition, note)
 
 
 def samples_or_bound(reaches: pd.DataFrame) -> pd.Series[float]:

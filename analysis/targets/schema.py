@@ -144,25 +144,22 @@ def _check_column(column: pd.Series[Any], name: str) -> pd.Series[Any]:
         wrong = column.isna() if name != "outcome" else ~column.isin(OUTCOMES)
         refuse_rows(wrong, name, column, rule)
         return column
-    numbers, is_text = _numbers(column)
-    good = numbers.between(rule.low, rule.high)
-    if rule.is_whole:
-        good &= numbers.eq(numbers.round())
-    if rule.may_be_missing:
-        good |= numbers.isna() & ~is_text
-    if rule.may_be_infinite:
-        good |= numbers.eq(math.inf)
-    refuse_rows(~good, name, column, rule.rule)
+    numbers, is_missing = _numbers(column)
+    is_good = numbers.between(rule.low, rule.high) & (
+        numbers.eq(numbers.round()) | (not rule.is_whole)
+    )
+    is_good |= (is_missing & rule.may_be_missing) | (numbers.eq(math.inf) & rule.may_be_infinite)
+    refuse_rows(~is_good, name, column, rule.rule)
     return numbers.astype("int64") if rule.is_whole else numbers
 
 
 def _numbers(column: pd.Series[Any]) -> tuple[pd.Series[float], pd.Series[bool]]:
-    """Return a column as numbers, and where it has a text that is none."""
+    """Return a column as numbers, and where it says that it has none."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
-        return column.astype("float64"), pd.Series(data=False, index=column.index)
+        return column.astype("float64"), column.isna()
     # As objects, for Arrow's NaN is no missing value; True and 1j are no numbers of a table.
     objects = column.astype(object)
-    objects = objects.where(~objects.map(type).isin([bool, np.bool_, complex]), "no number")
+    objects = objects.mask(objects.map(type).isin([bool, np.bool_, complex]), "no number")
     numbers = pd.to_numeric(objects, errors="coerce").astype("float64")
     words = objects.astype(str).str.strip().str.lower()
-    return numbers, numbers.isna() & ~objects.isna() & ~words.isin(MISSING | NAN)
+    return numbers, objects.isna() | words.isin(MISSING | NAN)

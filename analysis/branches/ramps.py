@@ -67,11 +67,10 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
     """
     table = critical_batches(cells, steps)
     if table.empty or len(table[[*TRAINING]].drop_duplicates()) > 1:
-        msg = (
+        raise AnalysisError(
             "a ramp follows the critical batch of one training, by runs that go on from it with "
             "larger batches, as in: batchscape sweep sweeps=critical_batch_by_branches"
         )
-        raise AnalysisError(msg)
     rows = table.sort_values("age_samples").to_dict("records")
     texts = tuple(f"{estimate_of(row).text()} after {row['age_samples']}" for row in rows)
     last, fewest = rows[-1], int(table["n"].min())
@@ -87,11 +86,10 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
             stages.append((begin, batch, rate * (batch / small) ** power))
     if len(stages) == 1:
         few = f"; {too_few(fewest, 'seeds')}" if fewest < FEWEST else ""
-        msg = (
+        raise AnalysisError(
             f"not identified: at no age a batch of {2 * small} is surely within the tolerance "
             f"({'; '.join(texts)}{few}). More seeds, later ages or a smaller first batch would tell"
         )
-        raise AnalysisError(msg)
     begins, batches, _ = zip(*stages, strict=True)
     end = last["age_samples"] + last["window_samples"]
     samples = end - (end - begins[-1]) % batches[-1]

@@ -56,8 +56,9 @@ def costs_by_rate(table: pd.DataFrame, value: str) -> pd.DataFrame:
     )
     costs = costs[has_result(table)].reset_index(drop=True)
     if costs.empty:
-        msg = f"no run has a result: all of them ended as one of {', '.join(_WITHOUT_RESULT)}"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"no run has a result: all of them ended as one of {', '.join(_WITHOUT_RESULT)}"
+        )
     # Decompositions and timing repeats of one trajectory are no further draws of its noise.
     trajectory = column_of(table, "trajectory_id").to_numpy()[costs["row"]]
     repeats = costs.assign(trajectory=trajectory).duplicated([*keys, "trajectory"])
@@ -65,14 +66,13 @@ def costs_by_rate(table: pd.DataFrame, value: str) -> pd.DataFrame:
     twice = costs[costs.duplicated(keys, keep=False)]
     if len(twice):
         first = twice.iloc[0]
-        msg = (
+        raise AnalysisError(
             "one seed has one result at a global batch and learning rate; there are "
             f"{len(twice)} rows that repeat, the first with global_batch_size="
             f"{first['global_batch_size']:g}, learning_rate={first['learning_rate']:g}, seed="
             f"{first['seed']}. Tell different experiments apart by a column `group`, and name "
             "repeats of one trajectory by `trajectory_id`"
         )
-        raise AnalysisError(msg)
     return costs
 
 

@@ -78,18 +78,16 @@ def recognise(table: pd.DataFrame, columns: Mapping[str, str]) -> tuple[pd.DataF
                 matches
             )
         elif matches:
-            msg = (
+            raise AnalysisError(
                 f"several columns could be {name}: {', '.join(matches)}; say which with "
                 f"--column {name}={matches[0]}, or rename it"
             )
-            raise AnalysisError(msg)
     suspects = [theirs for name, theirs in names.items() if _IN_TOKENS.fullmatch(name)]
     if suspects and "global_batch_size" not in theirs_of:
-        msg = (
+        raise AnalysisError(
             f"global_batch_size counts samples, and {suspects[0]} counts tokens; divide it by the "
             "tokens of a sample and name the column global_batch_size"
         )
-        raise AnalysisError(msg)
     notes = [
         f"{theirs} is taken for {name}" for name, theirs in theirs_of.items() if theirs != name
     ]
@@ -109,15 +107,14 @@ def _refuse_given(table: pd.DataFrame, columns: Mapping[str, str]) -> None:
     """Refuse a name that is not ours, or a column that is not there or given for two names."""
     for name, column in columns.items():
         if name not in ALIASES:
-            msg = f"{name!r} is no column of ours; those are: {', '.join(ALIASES)}"
-            raise AnalysisError(msg)
+            raise AnalysisError(f"{name!r} is no column of ours; those are: {', '.join(ALIASES)}")
         if column not in table:
-            msg = f"the table has no column {column!r}; it has: {', '.join(table)}"
-            raise AnalysisError(msg)
+            raise AnalysisError(f"the table has no column {column!r}; it has: {', '.join(table)}")
     theirs = [*columns.values()]
     if twice := [column for column in theirs if theirs.count(column) > 1]:
-        msg = f"one column cannot be two things: {twice[0]!r} is given more than once"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"one column cannot be two things: {twice[0]!r} is given more than once"
+        )
 
 
 def _refuse_twice(headers: Sequence[str], columns: Mapping[str, str]) -> None:
@@ -130,8 +127,7 @@ def _refuse_twice(headers: Sequence[str], columns: Mapping[str, str]) -> None:
     recognised -= {*columns, *chain(*(ALIASES.get(name, ()) for name in columns))}
     twice = {name for name in recognised if names.count(name) > 1}
     if twice := twice or {column for column in headers if headers.count(column) > 1}:
-        msg = (
+        raise AnalysisError(
             f"every column needs another name; more than one is called {', '.join(sorted(twice))}: "
             "rename all but one of each"
         )
-        raise AnalysisError(msg)

@@ -84,15 +84,13 @@ def steps_to_target(
         one was met before the training began.
     """
     if crossing not in get_args(Crossing):
-        msg = f"crossing is one of {', '.join(get_args(Crossing))}, got {crossing!r}"
-        raise AnalysisError(msg)
+        raise AnalysisError(f"crossing is one of {', '.join(get_args(Crossing))}, got {crossing!r}")
     curves = tidy_curves(curves)
     targets_by_group: Mapping[int, Sequence[float]]
     if targets is None or isinstance(targets, ChosenTargets):
         targets_by_group = (targets or choose_targets(curves)).by_group
     elif not len(targets) or not np.isfinite(np.asarray(targets, dtype=float)).all():
-        msg = f"targets are finite losses, one at least, got {list(targets)}"
-        raise AnalysisError(msg)
+        raise AnalysisError(f"targets are finite losses, one at least, got {list(targets)}")
     else:
         targets = [float(target) for target in targets]
         targets_by_group = dict.fromkeys(map(int, curves["group"].unique()), targets)
@@ -168,9 +166,8 @@ def _refuse_met_at_start(
     early = met[runs.start] & (step[runs.start] == 0)
     if early.any():
         lowest = loss[runs.start[early]].min()
-        msg = (
+        raise AnalysisError(
             f"a target is reached by training, and {target:g} was met before the first optimizer "
             f"step by {early.sum()} of {len(early)} runs, whose losses begin at {lowest:g} and on; "
             "give a lower target"
         )
-        raise AnalysisError(msg)

@@ -81,15 +81,15 @@ def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
     """
     runs = cells.runs[was_started(cells.runs) & ~is_timed_alone(cells.runs)]
     if runs.empty:
-        msg = f"no run was started: all {len(cells.runs)} are pending, rejected or only timed"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"no run was started: all {len(cells.runs)} are pending, rejected or only timed"
+        )
     rows = rows_of(runs, tables.evals, [*PROGRESS, "eval_loss"])
     rows = rows.rename(columns={"eval_loss": "loss"})
     if rows["loss"].isna().all():
-        msg = (
+        raise AnalysisError(
             f"none of the {len(runs)} runs measured its held-out loss; set evaluation.every_samples"
         )
-        raise AnalysisError(msg)
     silent = np.setdiff1d(np.arange(len(runs)), rows["run"])
     start = pd.DataFrame({"run": silent, "loss": np.nan, **dict.fromkeys(PROGRESS, 0.0)})
     # Of a step that was measured twice the last counts.

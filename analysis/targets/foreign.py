@@ -183,12 +183,12 @@ def as_table(table: pd.DataFrame, options: ReadOptions = DEFAULT_OPTIONS) -> For
     rows = _measured(rows, losses, options.nan, notes)
     is_run_unique, minimise = rows["run"].is_unique, options.minimise
     if not has_progress and (minimise == "steps" or not is_run_unique):
-        msg = (
+        calls = _LOG_CALLS if {"_step", "Step"} & set(table) else ""
+        raise AnalysisError(
             "a table of loss curves needs optimizer_step or samples: how far a run was at each "
             "loss. A table of final losses needs neither, but has one row a run: a column `seed` "
-            "or `run` tells runs apart"
-        ) + (_LOG_CALLS if {"_step", "Step"} & set(table) else "")
-        raise AnalysisError(msg)
+            f"or `run` tells runs apart{calls}"
+        )
     if options.first_step is None:
         _refuse_steps_from_0(rows)
     curves = tidy_curves(rows)
@@ -214,20 +214,18 @@ def _has_loss(table: pd.DataFrame, minimise: str | None) -> bool:
     """Tell whether to read the losses of the table (else its steps to target)."""
     has_both = {"loss", "steps_to_target"} <= set(table)
     if has_both and minimise is None:
-        msg = (
+        raise AnalysisError(
             "the table has both loss and steps_to_target, and one is analysed: choose "
             "--minimise loss or --minimise steps"
         )
-        raise AnalysisError(msg)
     charts = table.filter(regex=_OF_CHART).columns
     if "global_batch_size" not in table and len(charts):
-        msg = (
+        raise AnalysisError(
             f"the table is that of a chart, as W&B exports it: one column a run ({charts[0]}), and "
             "nothing says its global batch. The analysis reads one row a measurement (run, "
             "global_batch_size, optimizer_step, loss): write the history of each run with its "
             "batch from its config (wandb.Api().runs(...), run.history())"
         )
-        raise AnalysisError(msg)
     return minimise == "loss" or ("loss" in table and not has_both)
 
 
@@ -239,8 +237,7 @@ def read_file(path: Path) -> pd.DataFrame:
     """Read a file as text and objects, so that a missing value (None) and `nan` stay apart."""
     kind = _ENDINGS.get(path.suffix.lower())
     if kind is None:
-        msg = f"{path}: a table is a file that ends in {', '.join(_ENDINGS)}"
-        raise AnalysisError(msg)
+        raise AnalysisError(f"{path}: a table is a file that ends in {', '.join(_ENDINGS)}")
     try:
         if kind == "parquet":
             # pandas writes one NaN for both; other writers keep null and NaN apart.
@@ -261,13 +258,11 @@ def read_file(path: Path) -> pd.DataFrame:
         filled: pd.DataFrame = texts.where(texts.ne(""), None)
         return filled
     except FileNotFoundError:
-        msg = f"{path}: there is no such file"
-        raise AnalysisError(msg) from None
+        raise AnalysisError(f"{path}: there is no such file") from None
     except (OSError, ValueError, OverflowError, TypeError, AttributeError) as error:
         # Whatever a parser stumbles over (its errors are ValueErrors, pyarrow's too).
         reason = " ".join(str(error).split()) or type(error).__name__
-        msg = f"{path} cannot be read as {kind}: {reason}"
-        raise AnalysisError(msg) from None
+        raise AnalysisError(f"{path} cannot be read as {kind}: {reason}") from None
 
 
 def _refuse_separator(path: Path, separator: str, name: str) -> None:
@@ -278,12 +273,11 @@ def _refuse_separator(path: Path, separator: str, name: str) -> None:
     if separator in first or likely not in first:
         return
     likely_name = dict(_SEPARATORS.values()).get(likely, repr(likely))
-    msg = (
+    raise ValueError(
         f"a {path.suffix} file is read with {name} between its columns, and its first line, "
         f"{first[:_SHOWN]!r}, has none; the separator looks like {likely_name}. Write it with "
         f"{name}, and numbers with a decimal point"
     )
-    raise ValueError(msg)
 
 
 def pooled_groups(
@@ -303,14 +297,14 @@ def _groups(
     for name in names:
         if name not in table:
             have = ", ".join(map(str, table.columns))
-            msg = f"--group {name}: the table has no such column; it has: {have}"
-            raise AnalysisError(msg)
+            raise AnalysisError(f"--group {name}: the table has no such column; it has: {have}")
     names = [*dict.fromkeys([*table.columns[renamed.columns == "group"], *names])]
     values = table[names]
     missing = values.isna().any(axis=1)
     if missing.any():
-        msg = f"each row says its group; {missing.sum()} rows lack {list_text(names)}"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"each row says its group; {missing.sum()} rows lack {list_text(names)}"
+        )
     joined = [", ".join(row) for row in values.astype(str).to_numpy(dtype=object)]
     codes, labels = pd.factorize(np.array(joined, dtype=object))
     return names, dict(enumerate(labels)), codes
@@ -324,12 +318,11 @@ def _translate_statuses(rows: pd.DataFrame, notes: list[str]) -> None:
     ours = {text: _STATUS_OF.get(plain(word)) for text, word in words.items()}
     for text, status in ours.items():
         if status is None:
-            msg = (
+            raise AnalysisError(
                 f"status {text!r} ({texts.eq(text).sum()} rows) may be that of a run that ended, "
                 f"or was cut off; write what it was: {', '.join(Status)}. If the column says "
                 "something else, rename it"
             )
-            raise AnalysisError(msg)
     taken = [f"{text} for {status}" for text, status in ours.items() if text.lower() != status]
     notes += [f"of status, {', '.join(taken)} is taken"] * bool(taken)
     if "status" in rows:
@@ -341,11 +334,13 @@ def _count_from_1(rows: pd.DataFrame, first_step: int | None) -> None:
     if first_step is None:
         return
     if first_step not in {0, 1}:
-        msg = f"--first-step is 0 or 1, the number of the first optimizer step; got {first_step}"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"--first-step is 0 or 1, the number of the first optimizer step; got {first_step}"
+        )
     if "optimizer_step" not in rows:
-        msg = f"--first-step {first_step} is of optimizer_step, which the table does not have"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"--first-step {first_step} is of optimizer_step, which the table does not have"
+        )
     rows["optimizer_step"] += 1 - first_step
 
 
@@ -374,12 +369,11 @@ def _refuse_steps_from_0(rows: pd.DataFrame) -> None:
         widest, grid = max(suspects, key=lambda suspect: suspect[0])
         examples = ", ".join(f"{step:g}" for step in grid[:3])
         multiples = f", each one less than a multiple of {widest:g}" * bool(grid[0])
-        msg = (
+        raise AnalysisError(
             f"optimizer_step counts what is done, and a run was measured at {examples}{multiples}: "
             "is its first optimizer step number 0? Say so by --first-step 0, or --first-step 1 if "
             "that many were done"
         )
-        raise AnalysisError(msg)
 
 
 _EVERY_SECOND = 2
@@ -398,7 +392,7 @@ def _measured(
     has_no_number, n = rows["loss"].isna(), len(rows)
     unclear = has_no_number & ~is_clear
     if unclear.any() and nan is None:
-        msg = (
+        raise AnalysisError(
             f"loss has no number in {unclear.sum()} of {n} rows, such as row "
             f"{unclear.argmax() + 1}, and "
             "pandas has one NaN for what was not measured and for what training logged as NaN. "
@@ -406,13 +400,11 @@ def _measured(
             "(nan='diverged') takes them for logged, which meets no target. Text files tell them "
             "apart: an empty cell is missing, and nan was logged"
         )
-        raise AnalysisError(msg)
     is_left_out = is_clear & values.map(str).str.strip().str.lower().isin(MISSING)
     is_left_out = has_no_number if nan == "missing" else is_left_out
     n_left_out, n_logged = is_left_out.sum(), (has_no_number & ~is_left_out).sum()
     if n_left_out == n:
-        msg = f"loss has a number in one row at least; all {n} have none"
-        raise AnalysisError(msg)
+        raise AnalysisError(f"loss has a number in one row at least; all {n} have none")
     left_out = (
         f"{n_left_out} of {n} rows have no loss and are left out, as not measured (a NaN that "
         "training logged is written nan; pandas writes it with na_rep='nan')"
@@ -477,8 +469,9 @@ def _finals(curves: pd.DataFrame, notes: list[str], *, has_progress: bool) -> pd
     ]
     ended = finals[~early & ~missing].reset_index(drop=True)
     if ended.empty:
-        msg = f"a table of final losses needs a run that ended with one: {'; '.join(left_out)}"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"a table of final losses needs a run that ended with one: {'; '.join(left_out)}"
+        )
     notes += left_out
     return ended
 
@@ -494,12 +487,11 @@ def _reaches(rows: pd.DataFrame) -> pd.DataFrame:
     if is_repeat.any():
         row = rows.loc[is_repeat, keys[1:]].iloc[0]
         values = ", ".join(f"{name}={value:g}" for name, value in row.items())
-        msg = (
+        raise AnalysisError(
             f"a run reaches a target once; {values} is there more than once ({is_repeat.sum()} "
             "rows too many). Tell runs apart by a column `seed`, or groups of them with --group "
             "COLUMN"
         )
-        raise AnalysisError(msg)
     is_finite = np.isfinite(rows["steps_to_target"])
     if "outcome" in rows:
         outcome = rows["outcome"]
@@ -523,13 +515,12 @@ def _refuse_mixed_units(rows: pd.DataFrame) -> None:
     is_off = (given - expected).abs().gt(_SAME_UNIT * expected + batch) & np.isfinite(given)
     if is_off.any():
         row = is_off.idxmax()
-        msg = (
+        raise AnalysisError(
             f"{samples} is {steps} times global_batch_size; row {row + 1} has "
             f"{given[row] / max(expected[row], 1.0):.4g} times "
             "that. Is one of them in tokens, or counted a device? Give all in samples and "
             f"optimizer steps, or leave {samples} out"
         )
-        raise AnalysisError(msg)
 
 
 def _unused(unknown: pd.DataFrame, rows: pd.DataFrame) -> list[str]:

@@ -107,15 +107,14 @@ def check(
     """
     names = [str(name) for name in table.columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        msg = f"every column needs a name of its own; more than one is called {', '.join(twice)}"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"every column needs a name of its own; more than one is called {', '.join(twice)}"
+        )
     if missing := [name for name in needed if name not in table]:
         have = ", ".join(names) or "none"
-        msg = f"{what} needs the columns {', '.join(missing)}; it has: {have}"
-        raise AnalysisError(msg)
+        raise AnalysisError(f"{what} needs the columns {', '.join(missing)}; it has: {have}")
     if not len(table):
-        msg = f"{what} needs rows; it is empty"
-        raise AnalysisError(msg)
+        raise AnalysisError(f"{what} needs rows; it is empty")
     checked = table.filter([*needed, *others]).items()
     return table.assign(**{str(name): _check_column(column, str(name)) for name, column in checked})
 
@@ -130,11 +129,10 @@ def refuse_rows(wrong: ArrayLike, name: str, column: pd.Series[Any], rule: str) 
     bad = np.asarray(wrong, dtype=bool)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
-        msg = (
+        raise AnalysisError(
             f"{name} is {rule}; {bad.sum()} of {len(bad)} rows have another value, such as "
             f"{str(column.iloc[row])!r} in row {row + 1}"
         )
-        raise AnalysisError(msg)
 
 
 def _check_column(column: pd.Series[Any], name: str) -> pd.Series[Any]:

@@ -50,11 +50,10 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
     curves = check(curves, "a table of curves", _NEEDED, _OTHERS).reset_index(drop=True)
     if not {*_PROGRESS} & set(curves):
         names = list_text(map(str, curves.columns), "and")
-        msg = (
+        raise AnalysisError(
             "a table of curves needs optimizer_step or samples: how far a run was at each loss; "
             f"it has {names}"
         )
-        raise AnalysisError(msg)
     batch = curves["global_batch_size"]
     if "optimizer_step" not in curves:
         curves["optimizer_step"] = curves["samples"] / batch
@@ -66,8 +65,9 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
         run = distinct["run"][is_other].iloc[0]
         counts = distinct.loc[distinct["run"].eq(run), settings].nunique()
         varying = ", ".join(counts.index[counts > 1])
-        msg = f"a run has one value of each setting; run {run} has several of {varying}"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"a run has one value of each setting; run {run} has several of {varying}"
+        )
     begins = curves["run"].ne(curves["run"].shift())
     is_later = curves["optimizer_step"].diff().gt(0)
     if curves["run"][begins].is_unique and (begins | is_later).all():
@@ -76,12 +76,11 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
     is_repeat = curves.duplicated(["run", "optimizer_step"])
     if is_repeat.any():
         row = curves[is_repeat].iloc[0]
-        msg = (
+        raise AnalysisError(
             "a run has one loss at an optimizer step; run "
             f"{row['run']} has several at step {row['optimizer_step']:g} "
             f"({is_repeat.sum()} rows too many); name runs apart by the column `run`"
         )
-        raise AnalysisError(msg)
     return curves
 
 

@@ -28,7 +28,7 @@ import pandas as pd
 
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import group_name
-from batchscape.analysis.targets.ends import crossing_rows, find_run_rows, last_losses, progress_at
+from batchscape.analysis.targets.ends import crossing_rows, find_run_rows, last_losses, steps_at
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text, list_text
@@ -139,21 +139,19 @@ def _settled(losses: _LossRange, curves: pd.DataFrame, n: int) -> tuple[_LossRan
     """Raise the hardest target until it is settled; return a note on one that was passed over."""
     if losses.stop >= losses.hardest or not losses.easiest > losses.hardest:
         return losses, None
-    places = np.linspace(losses.hardest, losses.easiest, _PLACES, endpoint=False)
-    # As it will be quoted: rounding may put a target where another loss is crossed.
-    quoted = [_spaced(losses._replace(hardest=float(place)), n)[-1] for place in places]
-    whys = (why_unsettled(_both_crossings(curves, target)) for target in quoted)
-    first = next(whys)
-    if first is None:
-        return losses, None
-    settled = next((p for p, why in zip(places[1:], whys, strict=True) if why is None), None)
-    if settled is None:
-        return (
-            losses,
-            f"no target that all runs reached is settled: at {losses.hardest:.4g} {first}",
-        )
-    text = f"no target is set below {settled:.4g}: at {losses.hardest:.4g}, which all reached, "
-    return losses._replace(hardest=float(settled)), text + first
+    passed = None
+    for place in np.linspace(losses.hardest, losses.easiest, _PLACES, endpoint=False).tolist():
+        settled = losses._replace(hardest=place)
+        # As it will be quoted: rounding may put a target where another loss is crossed.
+        why = why_unsettled(_both_crossings(curves, _spaced(settled, n)[-1]))
+        if why is None:
+            note = (
+                f"no target is set below {place:.4g}: at {losses.hardest:.4g}, which all reached, "
+            )
+            return settled, passed and note + passed
+        passed = passed or why
+    note = f"no target that all runs reached is settled: at {losses.hardest:.4g} {passed}"
+    return losses, note
 
 
 def _both_crossings(curves: pd.DataFrame, target: float) -> pd.DataFrame:
@@ -161,12 +159,8 @@ def _both_crossings(curves: pd.DataFrame, target: float) -> pd.DataFrame:
     runs = find_run_rows(curves)
     loss = curves["loss"].to_numpy(dtype=float)
     first, sustained, _ = crossing_rows((loss <= target) & (loss > -np.inf), runs)
-    steps = {}
-    for name, row in (("first_steps_to_target", first), ("steps_to_target", sustained)):
-        upper = np.minimum(row, runs.last)
-        crossing_steps = progress_at(curves, upper, upper == runs.start, target)["steps_to_target"]
-        steps[name] = np.where(row <= runs.last, crossing_steps, np.nan)
-    return pd.DataFrame(steps)
+    steps = {"first_steps_to_target": first, "steps_to_target": sustained}
+    return pd.DataFrame({name: steps_at(curves, row, runs, target) for name, row in steps.items()})
 
 
 def _best_runs(runs: pd.DataFrame) -> tuple[list[int], dict[object, str]]:
@@ -202,17 +196,17 @@ def _span(losses: _LossRange) -> float:
 
 def _spaced(losses: _LossRange, n: int) -> tuple[float, ...]:
     """Space targets evenly in loss, each rounded up; the hardest alone where there is no range."""
-    hardest = losses.stop if losses.stop >= losses.hardest else losses.hardest
+    is_stopped = losses.stop >= losses.hardest
+    hardest = losses.stop if is_stopped else losses.hardest
     easiest = max(losses.easiest, hardest)
     step = (easiest - hardest) / max(n, 2)
     # Digits that tell targets apart at this spacing, with one to spare.
     spacing = step if step > 0 else max(abs(hardest), 1e-6) / 500
     decimals = min(math.ceil(-math.log10(spacing / 5)), _MOST_DECIMALS)
-    rounded = [
-        hardest if i == 0 and hardest == losses.stop else _ceil(hardest + i * step, decimals)
-        for i in range(n)
-    ]
-    below = [t for t in dict.fromkeys(rounded) if t < easiest]
+    rounded = [_ceil(hardest + i * step, decimals) for i in range(n)]
+    if is_stopped:
+        rounded[0] = hardest
+    below = {target for target in rounded if target < easiest}
     return tuple(sorted(below or rounded[:1], reverse=True))
 
 

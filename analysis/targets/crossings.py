@@ -37,6 +37,7 @@ from batchscape.analysis.targets.ends import (
     diverged_runs,
     find_run_rows,
     progress_at,
+    steps_at,
 )
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
@@ -127,8 +128,6 @@ def _reaches(
     upper = np.where(reached, crossing_row, runs.last)
     # A run's first row has none before it to interpolate from.
     values = progress_at(curves, upper, (upper == runs.start) | as_measured, target)
-    first_upper = np.minimum(first, runs.last)
-    first_steps = progress_at(curves, first_upper, first_upper == runs.start, target)
     before = np.where(upper > runs.start, step[upper - 1], 0.0)
     pruned = curves["status"].iloc[runs.last].eq("pruned").to_numpy(dtype=bool)
     to_target = {name: np.where(reached, values[name], np.nan) for name in TO_TARGET}
@@ -145,14 +144,10 @@ def _reaches(
             "steps_low": low,
             "steps_high": high,
             **{
-                name: np.where(
-                    reached | diverged, np.nan, curves[progress].to_numpy(dtype=float)[runs.last]
-                )
+                name: np.where(reached | diverged, np.nan, curves[progress].iloc[runs.last])
                 for name, progress in _SEEN_AT_END.items()
             },
-            "first_steps_to_target": np.where(
-                first <= runs.last, first_steps["steps_to_target"], np.nan
-            ),
+            "first_steps_to_target": steps_at(curves, first, runs, target),
             "crossing": crossing,
             "interpolation_error": error,
             "confirmed_by": np.where(reached, confirmed["first" if as_measured else crossing], 0),

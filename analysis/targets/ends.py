@@ -86,6 +86,15 @@ def progress_at(
     return values
 
 
+def steps_at(
+    curves: pd.DataFrame, rows: NDArray[np.int64], runs: RunRows, target: float
+) -> NDArray[np.float64]:
+    """Read the optimizer steps at the crossing before each of these rows; NaN past a run's last."""
+    upper = np.minimum(rows, runs.last)
+    steps = progress_at(curves, upper, upper == runs.start, target)["steps_to_target"]
+    return np.where(rows <= runs.last, steps, np.nan)
+
+
 def last_losses(curves: pd.DataFrame) -> pd.DataFrame:
     """Return one row a run with its last loss (inf: diverged) and its highest settled one."""
     runs = find_run_rows(curves)

@@ -129,19 +129,23 @@ def compared_ramps(cells: Cells) -> pd.DataFrame:
     -------
     DataFrame
         As `with_schedules` has them, with `value` (final held-out loss), `batches` (the schedule as
-        a text), `sizes` (its batches and rates), `begins` and `at` (samples and settings).
+        a text), `optimizer_steps`, `sizes` (batches and rates), `begins` and `at` (samples and
+        settings).
     """
     runs = with_schedules(cells)
     runs = runs.drop(branches_of(runs).index)
     losses = pd.to_numeric(runs["final_eval_loss"]).astype(float)
+    samples, settings, stages = (
+        runs[name].tolist() for name in ("planned_samples", "settings", "stages")
+    )
     return runs.assign(
         value=losses.mask(runs["status"].eq("diverged"), math.inf),
-        batches=runs["stages"].map(schedule_text),
-        sizes=[", ".join(f"{b} ({rate:.3g})" for _, b, rate in each) for each in runs["stages"]],
-        begins=runs["stages"].map(lambda stages: tuple(begin for begin, *_ in stages)),
+        batches=[schedule_text(each) for each in stages],
+        optimizer_steps=[*map(optimizer_steps, stages, map(int, samples))],
+        sizes=[", ".join(f"{b} ({rate:.3g})" for _, b, rate in each) for each in stages],
+        begins=[tuple(begin for begin, *_ in each) for each in stages],
         at=[
-            ", ".join(filter(None, (f"{samples} samples", settings)))
-            for samples, settings in zip(runs["planned_samples"], runs["settings"], strict=True)
+            f"{n} samples{name and ', ' + name}" for n, name in zip(samples, settings, strict=True)
         ],
     )
 

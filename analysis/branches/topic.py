@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.branches.critical import TRAINING, critical_batches, estimate_of
 from batchscape.analysis.branches.ramps import against_first_batch, compared_ramps
-from batchscape.analysis.branches.schedule import TOLERANCE, optimizer_steps
+from batchscape.analysis.branches.schedule import TOLERANCE
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.paired import stated_margin
 from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate
@@ -116,12 +116,7 @@ def _ramps(cells: Cells) -> pd.DataFrame:
     margins = pd.to_numeric(rows[TOLERANCE]).to_numpy(dtype=float)
     margin, conflict = stated_margin(margins, "final_eval_loss")
     margin = math.nan if conflict else margin
-    steps = {
-        (at, batches): optimizer_steps(stages, int(samples))
-        for at, batches, stages, samples in zip(
-            *(rows[name] for name in ("at", "batches", "stages", "planned_samples")), strict=True
-        )
-    }
+    steps = rows.set_index(["at", "batches"])["optimizer_steps"].to_dict()
     table = []
     for contrast in against_first_batch(rows):
         (low, high), n, (at,) = contrast.interval(LEVEL), len(contrast.values), contrast.place

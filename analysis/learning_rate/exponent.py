@@ -83,7 +83,7 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
         return Estimate.unknown(why, n, _DEFINITION)
     columns = ["global_batch_size", "learning_rate", "grid_factor", "low", "high"]
     logs = np.log(optima.reindex(columns=columns).astype(float))
-    batch, rate, grid, *ends = logs.to_numpy().T
+    batch, rate, grid, *ends = logs.fillna({"grid_factor": 0.0}).to_numpy().T
     centred = batch - batch.mean()
     spread = float(centred @ centred)
     slope = float(centred @ rate) / spread
@@ -92,7 +92,7 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     if "low" in optima and np.isnan(ends).any():
         return Estimate(slope, math.nan, math.nan, n, "", "none", _DEFINITION, _UNBOUNDED)
     # Wherever in its bracket each optimum lies: no interval is narrower than what that leaves open.
-    half = math.hypot(t_reach(error, n - 2), float(np.abs(centred) @ np.nan_to_num(grid)) / spread)
+    half = math.hypot(t_reach(error, n - 2), float(np.abs(centred) @ grid) / spread)
     method = f"t with {n - 2} degrees of freedom over {n} global batches, and their grids of rates"
     # Which batches stay depends on the grid, and so does their scatter.
     if not bounded.all():

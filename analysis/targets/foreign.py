@@ -166,10 +166,10 @@ def as_table(table: pd.DataFrame, options: ReadOptions = DEFAULT_OPTIONS) -> For
     _translate_statuses(rows, notes)
     _count_from_1(rows, options.first_step)
     rows["seed"] = _seeds(table, notes)
+    if has_loss:
+        rows["run"] = _runs(table, rows, notes)
     if "run" in table:
         rows["run_id"] = table["run"].astype(str)
-    if has_loss:
-        rows["run"] = _runs(rows, notes)
     _refuse_mixed_units(rows)
     if len(labels) > 1:
         group_names = list_text(labels.values(), "and", _NAMED)
@@ -437,10 +437,10 @@ def _seeds(table: pd.DataFrame, notes: list[str]) -> pd.Series[float] | float:
     return pd.Series(codes.astype(float))
 
 
-def _runs(rows: pd.DataFrame, notes: list[str]) -> pd.Series[int]:
+def _runs(table: pd.DataFrame, rows: pd.DataFrame, notes: list[str]) -> pd.Series[int]:
     """Number the runs, by their names where they have some."""
-    if "run_id" in rows:
-        return pd.Series(pd.factorize(rows["run_id"])[0])
+    if "run" in table:
+        return pd.Series(pd.factorize(table["run"].astype(str))[0])
     names = [*rows.filter(["group", "learning_rate", "global_batch_size", "seed"])]
     numbers = rows.groupby(names, sort=False).ngroup()
     counts = f"{len(rows)} rows, {count_text(numbers.nunique(), 'run')}"

@@ -26,12 +26,13 @@ from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from batchscape.analysis.targets.choice import ChosenTargets, choose_targets
 from batchscape.analysis.targets.curves import IDENTITY
 from batchscape.analysis.targets.ends import (
     TO_TARGET,
+    Flags,
+    Floats,
     RunRows,
     crossing_rows,
     diverged_runs,
@@ -46,8 +47,6 @@ Crossing = Literal["sustained", "first", "first_evaluation"]
 
 _SEEN_AT_END = {"tokens_low": "tokens", "time_low_s": "train_time_s"}
 """Columns of what a run without the target had seen in the end, and of its progress."""
-
-_Floats = NDArray[np.float64]
 
 
 def steps_to_target(
@@ -112,7 +111,7 @@ def steps_to_target(
 def _reaches(
     curves: pd.DataFrame,
     runs: RunRows,
-    diverged: NDArray[np.bool_],
+    diverged: Flags,
     target: float,
     crossing: Crossing,
 ) -> pd.DataFrame:
@@ -156,7 +155,7 @@ def _reaches(
 
 
 def _refuse_met_at_start(
-    loss: _Floats, step: _Floats, runs: RunRows, met: NDArray[np.bool_], target: float
+    loss: Floats, step: Floats, runs: RunRows, met: Flags, target: float
 ) -> None:
     early = met[runs.start] & (step[runs.start] == 0)
     if early.any():

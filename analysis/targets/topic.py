@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -129,30 +128,26 @@ def _answers(
 
 def _what_it_took(rows: pd.DataFrame, target: str, *, is_only_batch: bool) -> str:
     """Say what reaching a target took; `is_only_batch`: there is one global batch."""
-    steps = rows.nsmallest(1, "steps_to_target").iloc[0]
-    samples = rows.nsmallest(1, "samples_to_target").iloc[0]
-    n_steps = significant(steps["steps_to_target"], 3)
-    n_samples = significant(samples["samples_to_target"], 3)
+    fewest = {name: rows.nsmallest(1, name).iloc[0] for name in [*TO_TARGET][:2]}
+    (of_steps, steps), (of_samples, samples) = (
+        (int(row[_BATCH]), significant(row[name], 3)) for name, row in fewest.items()
+    )
+    statistics = list_text(dict.fromkeys(f"{row['statistic']}s" for row in fewest.values()), "and")
     if rows[_BATCH].nunique() == 1:
         which = "a" if is_only_batch else "only a"
         does = "takes" if is_only_batch else "gets there with half of its runs; it takes"
-        rates = rows["learning_rate"].nunique() if "learning_rate" in rows else 0
-        rate = " at the best of its learning rates" if rates > 1 else ""
-        return (
-            f"To reach {target}, {which} global batch of {int(steps[_BATCH])} {does} {n_steps} "
-            f"optimizer steps and {n_samples} samples{rate}: {_statistics(steps, samples)}."
+        several = column_of(rows, "learning_rate").nunique() > 1
+        rate = " at the best of its learning rates" if several else ""
+        text = (
+            f"{which} global batch of {of_steps} {does} {steps} optimizer steps and {samples} "
+            f"samples{rate}"
         )
-    return (
-        f"To reach {target}, the fewest optimizer steps are taken by a global batch of "
-        f"{int(steps[_BATCH])} ({n_steps} steps), the fewest samples by one of "
-        f"{int(samples[_BATCH])} ({n_samples} samples): {_statistics(steps, samples)}."
-    )
-
-
-def _statistics(*rows: pd.Series[Any]) -> str:
-    """Name the statistics of rows of the table."""
-    names = dict.fromkeys(f"{row['statistic']}s" for row in rows)
-    return f"{list_text(names, 'and')} over runs"
+    else:
+        text = (
+            f"the fewest optimizer steps are taken by a global batch of {of_steps} ({steps} "
+            f"steps), the fewest samples by one of {of_samples} ({samples} samples)"
+        )
+    return f"To reach {target}, {text}: {statistics} over runs."
 
 
 def _warnings(
@@ -162,7 +157,7 @@ def _warnings(
     schedules: Sequence[str],
 ) -> Iterator[str]:
     reached = reaches[reaches["outcome"].eq("reached")]
-    yield from _coarse(reached, table, groups)
+    yield from _coarse(table, groups)
     early, n_reached = early_crossings(reaches)
     if early:
         yield (
@@ -190,22 +185,17 @@ def _warnings(
         )
 
 
-def _coarse(
-    reached: pd.DataFrame, table: pd.DataFrame, groups: Mapping[int, str] | None
-) -> Iterator[str]:
+def _coarse(table: pd.DataFrame, groups: Mapping[int, str] | None) -> Iterator[str]:
     """Warn where the brackets of crossings are wide against the differences of batches."""
-    if column_of(reached, "interpolation_error").isna().all():
-        return
     for (group, target), cells in table.groupby(["group", "target_loss"], dropna=False):
         values = cells["samples_to_target"]
         logs = np.log(values[np.isfinite(values) & (values > 0)])
-        error = cells["interpolation_error"].max()
-        if len(logs) < 2 or not error > _COARSE * (logs.max() - logs.min()):
-            continue
-        effect = float(np.expm1(logs.max() - logs.min()))
-        where = f" for {group_name(groups, group)}" if table["group"].nunique() > 1 else ""
-        yield (
-            f"the evaluation grid is coarse{where} at {target:.7g}: a bracket is up to "
-            f"±{error:.0%} wide, and the samples of global batches differ by {effect:.0%}; "
-            "interpolation is closer than that, but evaluate more often to rely on it"
-        )
+        spread, error = logs.max() - logs.min(), column_of(cells, "interpolation_error").max()
+        if len(logs) > 1 and error > _COARSE * spread:
+            where = f" for {group_name(groups, group)}" if table["group"].nunique() > 1 else ""
+            yield (
+                f"the evaluation grid is coarse{where} at {target:.7g}: a bracket is up to "
+                f"±{error:.0%} wide, and the samples of global batches differ by "
+                f"{np.expm1(spread):.0%}; interpolation is closer than that, but evaluate more "
+                "often to rely on it"
+            )

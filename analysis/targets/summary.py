@@ -109,4 +109,4 @@ def _figures(cell: pd.DataFrame, name: str) -> dict[str, float]:
         bound *= cell["global_batch_size"]
     bound = bound.fillna(0.0).mask(cell["outcome"].eq("diverged"), np.inf)
     median = median_with_infinity(values.fillna(bound), values.fillna(np.inf))
-    return dict(zip(names, (median.value, median.low, median.high), strict=True))
+    return dict(zip(names, median, strict=True))

@@ -10,9 +10,8 @@ import pandas as pd
 
 from batchscape.analysis.branches.critical import TRAINING, critical_batches, estimate_of
 from batchscape.analysis.branches.ramps import against_first_batch, compared_ramps
-from batchscape.analysis.branches.schedule import TOLERANCE
+from batchscape.analysis.branches.schedule import TOLERANCE, tolerance_of
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.equivalence.paired import stated_margin
 from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
 from batchscape.analysis.figures.style import ACCENT, GREY, INK, MARK
@@ -113,9 +112,7 @@ def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table
 def _ramps(cells: Cells) -> pd.DataFrame:
     """Return a row a ramp: its steps, and what it loses against its first batch throughout."""
     rows = compared_ramps(cells)
-    margins = pd.to_numeric(rows[TOLERANCE]).to_numpy(dtype=float)
-    margin, conflict = stated_margin(margins, "final_eval_loss")
-    margin = math.nan if conflict else margin
+    margin = tolerance_of(rows, "final_eval_loss")
     steps = rows.set_index(["at", "batches"])["optimizer_steps"].to_dict()
     table = []
     for contrast in against_first_batch(rows):

@@ -402,18 +402,15 @@ def _measured(
         )
     is_left_out = is_clear & values.map(str).str.strip().str.lower().isin(MISSING)
     is_left_out = has_no_number if nan == "missing" else is_left_out
-    n_left_out, n_logged = is_left_out.sum(), (has_no_number & ~is_left_out).sum()
-    if n_left_out == n:
+    if is_left_out.all():
         raise AnalysisError(f"loss has a number in one row at least; all {n} have none")
-    left_out = (
-        f"{n_left_out} of {n} rows have no loss and are left out, as not measured (a NaN that "
-        "training logged is written nan; pandas writes it with na_rep='nan')"
-    )
-    logged = (
-        f"{n_logged} of {n} losses are NaN, taken as logged: they meet no target, and a run that "
-        "ends with one diverged; --nan missing leaves them out"
-    )
-    notes += [left_out] * bool(n_left_out) + [logged] * bool(n_logged)
+    counts = {
+        "rows have no loss and are left out, as not measured (a NaN that training logged is "
+        "written nan; pandas writes it with na_rep='nan')": is_left_out.sum(),
+        "losses are NaN, taken as logged: they meet no target, and a run that ends with one "
+        "diverged; --nan missing leaves them out": (has_no_number & ~is_left_out).sum(),
+    }
+    notes += [f"{count} of {n} {what}" for what, count in counts.items() if count]
     progress = [*rows.filter(PROGRESS)]
     if "status" in rows:
         # How a run ended may stand in its last row alone, and that may be one without a loss.
@@ -479,10 +476,8 @@ def _finals(curves: pd.DataFrame, notes: list[str], *, has_progress: bool) -> pd
 def _reaches(rows: pd.DataFrame) -> pd.DataFrame:
     keys = [*rows.filter(["group", "target_loss", "learning_rate", "global_batch_size", "seed"])]
     # Of one training that was cut differently one row will count.
-    trajectory = column_of(rows, "trajectory_id")
-    cuts = trajectory.notna() & rows.assign(trajectory_id=trajectory).duplicated(
-        [*keys, "trajectory_id"]
-    )
+    has_name = column_of(rows, "trajectory_id").notna()
+    cuts = has_name & rows.duplicated([*keys, *rows.filter(["trajectory_id"])])
     is_repeat = rows.duplicated(keys) & ~cuts
     if is_repeat.any():
         row = rows.loc[is_repeat, keys[1:]].iloc[0]

@@ -54,32 +54,27 @@ def learning_rate_section(
     if found is None:
         return None
     table, value, best = found
+    untuned = tuning_warning(table, best) if value == STEPS else None
+    warnings = [untuned] if untuned else []
     answer: list[str] = []
-    warnings: list[str] = []
     headlines: dict[str, Estimate] = {}
     numbers = [int(number) for number in best["group"].unique()]
     several = len(numbers) > 1
     labels = {group: group_name(groups, group) if several else "" for group in numbers}
     for group, label in labels.items():
+        prefix, suffix = (f"{label}: ", f"_{group}") if several else ("", "")
         group_best = best[best["group"] == group]
-        prefix = f"{label}: " if label else ""
-        exponent = exponent_of(group_best)
+        exponent = replace(exponent_of(group_best), group=label)
+        headlines[f"learning_rate_exponent{suffix}"] = exponent
         answer.append(prefix + _answer(group_best, exponent, value, quantity))
-        headlines[f"learning_rate_exponent{f'_{group}' if several else ''}"] = replace(
-            exponent, group=label
-        )
         open_optima = group_best[~is_bounded(group_best)]
         left_out = "; ".join(f"B = {left_out_reason(row)}" for _, row in open_optima.iterrows())
         warnings += [f"{prefix}Left out of the exponent: {left_out}."] if left_out else []
-    untuned = tuning_warning(table, best) if value == STEPS else None
-    warnings = [*filter(None, [untuned]), *warnings]
     full = with_runs(best, table, ("group", "target_loss", "global_batch_size"))
     costs = costs_by_rate(table, value)
-    rows = costs.pop("row")
-    costs[value] = np.exp(costs["cost"]) if value == STEPS else costs["cost"]
-    names = ["sweep_dir", "run_id"]
+    rows, cost, names = costs.pop("row"), costs.pop("cost"), ["sweep_dir", "run_id"]
+    costs[value] = np.exp(cost) if value == STEPS else cost
     costs[names] = table.reindex(columns=names).iloc[rows].to_numpy()
-    costs = costs.drop(columns="cost")
     sizes = sorted({*(batches or costs["global_batch_size"])})
     return Section(
         _TITLE,

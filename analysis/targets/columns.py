@@ -71,12 +71,11 @@ def recognise(table: pd.DataFrame, columns: Mapping[str, str]) -> tuple[pd.DataF
             matches = [names[name]]
         if name == "run" and len({pd.factorize(table[n])[0].tobytes() for n in matches}) == 1:
             del matches[1:]  # Each tells the same runs apart.
+        is_optional = name in _NOT_NEEDED or (name == "samples" and "optimizer_step" in theirs_of)
         if len(matches) == 1:
             theirs_of[name] = matches[0]
-        elif name in _NOT_NEEDED or (name == "samples" and "optimizer_step" in theirs_of):
-            unused += [f"not used, for several could be {name}: {', '.join(matches)}"] * bool(
-                matches
-            )
+        elif matches and is_optional:
+            unused.append(f"not used, for several could be {name}: {', '.join(matches)}")
         elif matches:
             raise AnalysisError(
                 f"several columns could be {name}: {', '.join(matches)}; say which with "

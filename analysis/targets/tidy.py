@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.joins import column_of
+from batchscape.analysis.targets.curves import PROGRESS
 from batchscape.analysis.targets.schema import check, with_defaults
 from batchscape.errors import AnalysisError
 from batchscape.text import list_text
 
 _NEEDED = ("run", "global_batch_size", "loss")
-_PROGRESS = ("optimizer_step", "samples")
-_OTHERS = (*_PROGRESS, "tokens", "train_time_s")
 _DEFAULTS: dict[str, Any] = {
     "group": 0,
     "seed": np.nan,
@@ -47,8 +46,8 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
         As `check` does, or if progress is not known, a setting of a run changes, or a measurement
         is there twice.
     """
-    curves = check(curves, "a table of curves", _NEEDED, _OTHERS).reset_index(drop=True)
-    if not {*_PROGRESS} & set(curves):
+    curves = check(curves, "a table of curves", _NEEDED, [*PROGRESS]).reset_index(drop=True)
+    if not {"optimizer_step", "samples"} & set(curves):
         names = list_text(map(str, curves.columns), "and")
         raise AnalysisError(
             "a table of curves needs optimizer_step or samples: how far a run was at each loss; "

@@ -52,11 +52,12 @@ _IN_TOKENS = re.compile(r"(batch(_size)?|bs)_(in_)?(m?tokens|mtok|tok)|(m?tokens
 
 def recognise(table: pd.DataFrame, columns: Mapping[str, str]) -> tuple[pd.DataFrame, list[str]]:
     """Rename foreign columns to ours (`columns`: our names to theirs), with a note for each."""
-    _refuse_twice([*map(str, table.columns)], columns)
-    table = table.set_axis([*map(str, table.columns)], axis=1)
-    _refuse_given(table, columns)
+    headers = [str(column) for column in table.columns]
+    _refuse_twice(headers, columns)
+    _refuse_given(headers, columns)
+    table = table.set_axis(headers, axis=1)
     # W&B writes its own count of calls as `Step`.
-    names = {plain(column): column for column in table if column != "Step"}
+    names = {plain(column): column for column in headers if column != "Step"}
     theirs_of = dict(columns)
     has_loss = "loss" in theirs_of or not names.keys().isdisjoint(("loss", *ALIASES["loss"]))
     of_steps = "optimizer_step" if has_loss else "steps_to_target"
@@ -102,13 +103,14 @@ def plain(name: str) -> str:
     return of_wandb + re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
 
 
-def _refuse_given(table: pd.DataFrame, columns: Mapping[str, str]) -> None:
+def _refuse_given(headers: Sequence[str], columns: Mapping[str, str]) -> None:
     """Refuse a name that is not ours, or a column that is not there or given for two names."""
     for name, column in columns.items():
         if name not in ALIASES:
             raise AnalysisError(f"{name!r} is no column of ours; those are: {', '.join(ALIASES)}")
-        if column not in table:
-            raise AnalysisError(f"the table has no column {column!r}; it has: {', '.join(table)}")
+        if column not in headers:
+            have = ", ".join(headers)
+            raise AnalysisError(f"the table has no column {column!r}; it has: {have}")
     theirs = [*columns.values()]
     if twice := [column for column in theirs if theirs.count(column) > 1]:
         raise AnalysisError(

@@ -82,8 +82,8 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
         why = f"{batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
         return Estimate.unknown(why, n, _DEFINITION)
     columns = ["global_batch_size", "learning_rate", "grid_factor", "low", "high"]
-    logs = np.log(optima.reindex(columns=columns).astype(float))
-    batch, rate, grid, *ends = logs.fillna({"grid_factor": 0.0}).to_numpy().T
+    numbers = optima.reindex(columns=columns).astype(float).fillna({"grid_factor": 1.0})
+    batch, rate, grid, *ends = np.log(numbers.to_numpy()).T
     centred = batch - batch.mean()
     spread = float(centred @ centred)
     slope = float(centred @ rate) / spread

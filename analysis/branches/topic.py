@@ -93,7 +93,7 @@ def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table
             ),
             *(
                 Column(name, f"rise at {name.removeprefix(_RISE)}", format="+.4f")
-                for name in table.filter(like=_RISE)
+                for name in table.filter(like=_RISE).columns
             ),
             Column("n", "seeds"),
         ],
@@ -163,7 +163,7 @@ def _ramp_table(ramps: pd.DataFrame) -> Table:
 def _branches_chart(table: pd.DataFrame) -> Chart:
     """Draw critical batch and noise scale over the samples; no larger batch was tried."""
     ages = table["age_samples"].tolist()
-    largest = max(int(name.removeprefix(_RISE)) for name in table.filter(like=_RISE))
+    largest = max(int(name.removeprefix(_RISE)) for name in table.filter(like=_RISE).columns)
     floor, ceiling = table["small_batch_size"].min() / _ROOM, largest * _ROOM
 
     def shown(prefix: str) -> pd.DataFrame:

@@ -42,7 +42,7 @@ def without_shorter_horizons(cells: Cells, runs: pd.DataFrame) -> Cells:
     keep their numbers.
     """
     cut = [*GEOMETRY, *(name for name in cells.cost_settings() if name not in _BUDGETS)]
-    point = [*dict.fromkeys([*cut, *NAMES, *runs.filter(SEEDS)])]
+    point = [*dict.fromkeys([*cut, *NAMES, *runs.filter(SEEDS).columns])]
     runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *point, LOSS])])
     shorter: list[int] = []
     for _, rows in runs.groupby("group"):

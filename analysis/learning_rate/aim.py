@@ -67,7 +67,7 @@ def find_optima(
         hardest = lowest == lowest.groupby(best["group"]).transform("min")
         if hardest.any():
             best = best[hardest]
-            keys = [*rows.filter(["group", "target_loss"])]
+            keys = [*rows.filter(["group", "target_loss"]).columns]
             chosen = rows.merge(best[keys].drop_duplicates(), on=keys) if keys else rows
             return Optima(chosen, STEPS, best)
     if finals is not None and is_varied(finals):
@@ -85,7 +85,7 @@ def final_losses(runs: pd.DataFrame) -> pd.DataFrame:
 
 def is_varied(table: pd.DataFrame) -> bool:
     """Tell whether some global batch was trained at two learning rates."""
-    keys = [*table.filter(["group", "global_batch_size"])]
+    keys = [*table.filter(["group", "global_batch_size"]).columns]
     if "global_batch_size" not in keys or "learning_rate" not in table:
         return False
     return bool(table.groupby(keys)["learning_rate"].nunique().gt(1).any())

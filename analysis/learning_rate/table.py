@@ -81,7 +81,9 @@ def with_runs(optima: pd.DataFrame, runs: pd.DataFrame, keys: Sequence[str]) -> 
     if "run_id" not in runs:
         return optima
     plurals = {"run_id": "run_ids", "sweep_dir": "sweep_dirs"}
-    by_optimum = runs.groupby([*runs.filter(keys)], dropna=False)[[*runs.filter(plurals)]]
+    by_optimum = runs.groupby([*runs.filter([*keys]).columns], dropna=False)[
+        [*runs.filter([*plurals]).columns]
+    ]
 
     def each(names: pd.Series[str]) -> str:
         return ";".join(sorted(set(names)))

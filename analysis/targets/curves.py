@@ -163,7 +163,7 @@ def _identity(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
         "learning_rate": _numbers(runs, *_LEARNING_RATE),
         "stop_target_loss": _numbers(runs, "budget.target_loss"),
         "averaged": _numbers(runs, "evaluation.ema_half_life_tokens") > 0,
-        **{name: pd.Categorical(runs[name].astype(object)) for name in runs.filter(_TEXTS)},
+        **{name: pd.Categorical(runs[name].astype(object)) for name in runs.filter(_TEXTS).columns},
         "program_cut": pd.Categorical(
             runs["cell"].map(geometry_label(cells.table).where(cells.of_programs(), None))
         ),

@@ -411,7 +411,7 @@ def _measured(
         "diverged; --nan missing leaves them out": (has_no_number & ~is_left_out).sum(),
     }
     notes += [f"{count} of {n} {what}" for what, count in counts.items() if count]
-    progress = [*rows.filter(PROGRESS)]
+    progress = [*rows.filter([*PROGRESS]).columns]
     if "status" in rows:
         # How a run ended may stand in its last row alone, and that may be one without a loss.
         ordered = rows.sort_values(progress[:1], kind="stable")
@@ -438,7 +438,7 @@ def _runs(table: pd.DataFrame, rows: pd.DataFrame, notes: list[str]) -> pd.Serie
     """Number the runs, by their names where they have some."""
     if "run" in table:
         return pd.Series(pd.factorize(table["run"].astype(str))[0])
-    names = [*rows.filter(["group", "learning_rate", "global_batch_size", "seed"])]
+    names = [*rows.filter(["group", "learning_rate", "global_batch_size", "seed"]).columns]
     numbers = rows.groupby(names, sort=False).ngroup()
     counts = f"{len(rows)} rows, {count_text(numbers.nunique(), 'run')}"
     notes.append(f"no column of runs: rows of one {', '.join(names)} are a run ({counts})")
@@ -474,10 +474,12 @@ def _finals(curves: pd.DataFrame, notes: list[str], *, has_progress: bool) -> pd
 
 
 def _reaches(rows: pd.DataFrame) -> pd.DataFrame:
-    keys = [*rows.filter(["group", "target_loss", "learning_rate", "global_batch_size", "seed"])]
+    keys = [
+        *rows.filter(["group", "target_loss", "learning_rate", "global_batch_size", "seed"]).columns
+    ]
     # Of one training that was cut differently one row will count.
     has_name = column_of(rows, "trajectory_id").notna()
-    cuts = has_name & rows.duplicated([*keys, *rows.filter(["trajectory_id"])])
+    cuts = has_name & rows.duplicated([*keys, *rows.filter(["trajectory_id"]).columns])
     is_repeat = rows.duplicated(keys) & ~cuts
     if is_repeat.any():
         row = rows.loc[is_repeat, keys[1:]].iloc[0]
@@ -527,7 +529,9 @@ def _unused(unknown: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         texts = texts.loc[~rows.duplicated("run"), ~varies]
     counts = texts.nunique()
     settings = texts.loc[:, counts.gt(1) & counts.le(len(texts) / 2)]
-    cells = rows.groupby([*rows.filter(["group", "global_batch_size", "learning_rate"])]).ngroup()
+    cells = rows.groupby(
+        [*rows.filter(["group", "global_batch_size", "learning_rate"]).columns]
+    ).ngroup()
     apart = settings.groupby(cells).nunique().gt(1).any()
     suspects = [str(name) for name in apart.index[apart]]
     if not suspects:

@@ -73,7 +73,7 @@ def reaches_table(reaches: pd.DataFrame) -> pd.DataFrame:
     reaches = distinct_trajectories(tidy_reaches(reaches))
     if column_of(reaches, "program_cut").isna().all():
         reaches = reaches.drop(columns="program_cut", errors="ignore")
-    keys = [*reaches.filter(_KEYS)]
+    keys = [*reaches.filter(_KEYS).columns]
     name_of_run = "run_id" if "run_id" in reaches else "run"
     rows = []
     for values, cell in reaches.groupby(keys, dropna=False, sort=True, observed=True):

@@ -57,7 +57,7 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
     if "optimizer_step" not in curves:
         curves["optimizer_step"] = curves["samples"] / batch
     curves = with_defaults(curves, {"samples": curves["optimizer_step"] * batch, **_DEFAULTS})
-    settings = [*curves.filter(["group", "global_batch_size", "seed", "learning_rate"])]
+    settings = [*curves.filter(["group", "global_batch_size", "seed", "learning_rate"]).columns]
     distinct = curves[["run", *settings]].drop_duplicates()
     is_other = distinct["run"].duplicated()
     if is_other.any():
@@ -90,7 +90,7 @@ def distinct_trajectories(reaches: pd.DataFrame) -> pd.DataFrame:
     """
     if "trajectory_id" not in reaches:
         return reaches
-    keys = [*reaches.filter(_TRAINING)]
+    keys = [*reaches.filter(_TRAINING).columns]
     status, cut = column_of(reaches, "status"), column_of(reaches, "program_cut")
     # Repeats of a program need not be equal: one that reached must not hide one that diverged.
     rank = status.ne("completed").astype(int).mask(cut.notna() & status.eq("diverged"), -1)

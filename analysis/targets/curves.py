@@ -7,6 +7,7 @@ each of its rows, so that the table needs no other beside it. Columns: `docs/ana
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -158,7 +159,7 @@ def _identity(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
         "global_batch_size": runs["global_batch_size"],
         "cell": runs["cell"],
     }
-    columns = {
+    columns: dict[str, Any] = {
         "seed": _numbers(runs, "seed"),
         "learning_rate": _numbers(runs, *_LEARNING_RATE),
         "stop_target_loss": _numbers(runs, "budget.target_loss"),
@@ -174,4 +175,5 @@ def _identity(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
 def _numbers(runs: pd.DataFrame, *names: str) -> pd.Series[float]:
     """Take the first of some columns that is known, run by run."""
     columns = runs.reindex(columns=names).apply(pd.to_numeric, errors="coerce").astype(float)
-    return columns.bfill(axis=1).iloc[:, 0]
+    first: pd.Series[float] = columns.bfill(axis=1).iloc[:, 0]
+    return first

@@ -44,7 +44,7 @@ def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
         estimates = [estimate_of(row) for row in table.to_dict("records")]
         tables.append(_critical_table(table, estimates))
         if len(table[[*TRAINING]].drop_duplicates()) == 1:
-            ages, windows, tolerance = table["age_samples"], "", table["tolerance"].iloc[0]
+            ages, tolerance = table["age_samples"], table["tolerance"].iloc[0]
             texts = [f"{e.text()} after {age}" for e, age in zip(estimates, ages, strict=True)]
             answer.append(
                 f"The runs state several tolerances ({TOLERANCE}): no critical batch is identified."
@@ -54,9 +54,9 @@ def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
                 f"{'; '.join(texts)}."
             )
             charts.append(_branches_chart(table))
+            names = "critical_batch_after_" + ages.astype(str)
             if ages.duplicated().any():
-                windows = "_over_" + table["window_samples"].astype(str)
-            names = "critical_batch_after_" + ages.astype(str) + windows
+                names += "_over_" + table["window_samples"].astype(str)
             headlines = dict(zip(names, estimates, strict=True))
     if len(ramps):
         tables.append(_ramp_table(ramps))

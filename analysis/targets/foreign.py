@@ -24,7 +24,6 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pandas.api.extensions import no_default
 
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.targets.columns import ALIASES, plain, recognise
@@ -242,7 +241,9 @@ def read_file(path: Path) -> pd.DataFrame:
         if kind == "parquet":
             # pandas writes one NaN for both; other writers keep null and NaN apart.
             from_pandas = pq.read_schema(path).pandas_metadata is not None
-            return pd.read_parquet(path, dtype_backend=no_default if from_pandas else "pyarrow")
+            if from_pandas:
+                return pd.read_parquet(path)
+            return pd.read_parquet(path, dtype_backend="pyarrow")
         if kind == "lines":
             # pandas would read null, NaN and an absent key alike.
             lines = path.read_text(encoding="utf-8").split("\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,7 +43,9 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
     # A grid of both has three batches, and three rates, at least.
     grids = values[values.ge(3).all(axis=1)].index.unique("group").tolist()
     labels = {group: group_name(groups, group) if len(grids) > 1 else "" for group in grids}
-    answer, warnings, optima, exponents = [], [], [], []
+    answer, warnings = [], []
+    optima: list[dict[str, Any]] = []
+    exponents: list[dict[str, Any]] = []
     headlines: dict[str, Estimate] = {}
     for group, label in labels.items():
         prefix, suffix = (f"{label}: ", f"_{group}") if label else ("", "")

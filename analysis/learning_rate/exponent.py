@@ -96,7 +96,7 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     method = f"t with {n - 2} degrees of freedom over {n} global batches, and their grids of rates"
     # Which batches stay depends on the grid, and so does their scatter.
     if not bounded.all():
-        reach = np.abs(ends - rate).max(axis=0)
+        reach = np.abs(np.subtract(ends, rate)).max(axis=0)
         least = float(np.linalg.norm(centred * reach)) / spread
         method += ", not below what their own intervals say" if least > half else ""
         half = max(half, least)

@@ -54,7 +54,7 @@ def best_learning_rates(table: pd.DataFrame, value: str = "final_eval_loss") -> 
 
 def optima_of(costs: pd.DataFrame) -> pd.DataFrame:
     """Return `best_learning_rates` of a table that `costs_by_rate` made."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for values, series in costs.groupby([*SERIES], dropna=False):
         place = dict(zip(SERIES, values, strict=True))
         optima = [

@@ -143,7 +143,7 @@ def compared_ramps(cells: Cells) -> pd.DataFrame:
         batches=[schedule_text(each) for each in stages],
         optimizer_steps=[*map(optimizer_steps, stages, map(int, samples))],
         sizes=[", ".join(f"{b} ({rate:.3g})" for _, b, rate in each) for each in stages],
-        begins=[tuple(begin for begin, *_ in each) for each in stages],
+        begins=runs["stages"].map(lambda each: tuple(begin for begin, *_ in each)),
         at=[
             f"{n} samples{name and ', ' + name}" for n, name in zip(samples, settings, strict=True)
         ],

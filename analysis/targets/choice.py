@@ -172,7 +172,8 @@ def _best_runs(runs: pd.DataFrame) -> tuple[list[int], dict[object, str]]:
     for batch, cell in runs.groupby("global_batch_size"):
         worst = cell.groupby("rate")["worst"].max()
         if np.isfinite(worst.min()):
-            counted += cell.loc[cell["rate"].eq(worst.index[worst.argmin()]), "run"].tolist()
+            is_best = cell["rate"].eq(float(str(worst.idxmin())))
+            counted += cell["run"][is_best].tolist()
             continue
         losses = cell["final_loss"]
         kinds = {"diverged": losses.eq(np.inf), "measured no loss": losses.isna()}

@@ -98,7 +98,7 @@ def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
     rows = pd.concat([rows, start]).sort_values(place, kind="stable", ignore_index=True)
     rows = only_what_counts(rows.drop_duplicates(place, keep="last", ignore_index=True), runs)
     identity = _identity(cells, runs).reindex(columns=[*IDENTITY])
-    of_rows = identity.take(rows["run"]).reset_index(drop=True)
+    of_rows = identity.take(rows["run"].to_numpy()).reset_index(drop=True)
     return of_rows.join(rows[[*PROGRESS, "loss"]])
 
 

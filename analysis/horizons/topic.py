@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,9 +42,7 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
     # A grid of both has three batches, and three rates, at least.
     grids = values[values.ge(3).all(axis=1)].index.unique("group").tolist()
     labels = {group: group_name(groups, group) if len(grids) > 1 else "" for group in grids}
-    answer, warnings = [], []
-    optima: list[dict[str, Any]] = []
-    exponents: list[dict[str, Any]] = []
+    answer, warnings, optima, exponents = [], [], [], []
     headlines: dict[str, Estimate] = {}
     for group, label in labels.items():
         prefix, suffix = (f"{label}: ", f"_{group}") if label else ("", "")
@@ -56,31 +53,26 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
         except AnalysisError as error:
             warnings.append(f"{prefix}{error}")
             continue
-        lost = ", ".join(
-            f"{h:g}" for h in sorted({*costs["group"]}.difference(*fit.optima.values()))
+        lost = sorted({*costs["group"]} - {h for each in fit.optima.values() for h in each})
+        too_few_seeds = (
+            f"{prefix}no optimum after {', '.join(f'{h:g}' for h in lost)} samples: fewer than "
+            "half of the seeds ran there"
         )
-        if lost:
-            warnings.append(
-                f"{prefix}no optimum after {lost} samples: fewer than half of the seeds ran there"
-            )
-        if fit.lack_of_fit_p < 1 - LEVEL:
-            warnings.append(
-                f"{prefix}near the optima the log loss is no quadratic form of one curvature (p = "
-                f"{significant(fit.lack_of_fit_p, 2)}): the intervals do not allow for that"
-            )
-        exponents += [
-            {**asdict(one), "group": group, "of": NAMES[name], "published": _published(name, one)}
-            | {"lack_of_fit_p": fit.lack_of_fit_p}
-            for name, one in fit.exponents.items()
-        ]
-        optima += [
-            {**asdict(one), "group": group, "of": of, "horizon": horizon}
-            for name, of in NAMES.items()
-            for horizon, one in fit.optima[name].items()
-        ]
-        quoted = {f"{name}_exponent_in_horizon": one for name, one in fit.exponents.items()}
-        for name, ones in fit.optima.items():
-            quoted[f"{name}_together"] = [*ones.values()][-1]
+        warnings += [too_few_seeds] * bool(lost)
+        misfit = (
+            f"{prefix}near the optima the log loss is no quadratic form of one curvature (p = "
+            f"{significant(fit.lack_of_fit_p, 2)}): the intervals do not allow for that"
+        )
+        warnings += [misfit] * (fit.lack_of_fit_p < 1 - LEVEL)
+        quoted = {}
+        for name, one in fit.exponents.items():
+            row = {"group": group, "of": NAMES[name], "published": _published(name, one)}
+            exponents.append(asdict(one) | row | {"lack_of_fit_p": fit.lack_of_fit_p})
+            quoted[f"{name}_exponent_in_horizon"] = one
+        for name, of in NAMES.items():
+            for horizon, one in fit.optima[name].items():
+                optima.append(asdict(one) | {"group": group, "of": of, "horizon": horizon})
+                quoted[f"{name}_together"] = one
         for name, one in quoted.items():
             headlines[name + suffix] = replace(one, group=label)
             answer.append(f"{prefix}The {one.definition}: {one.text(2)}.")

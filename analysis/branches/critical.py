@@ -28,9 +28,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from batchscape.analysis.branches.schedule import TOLERANCE, branches_of, with_schedules
+from batchscape.analysis.branches.schedule import branches_of, tolerance_of, with_schedules
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.equivalence.paired import stated_margin
 from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, Estimate, t_reach
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.noise_scale.estimate import cell_noise_scales
@@ -89,13 +88,10 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
             rises = losses.sub(losses.get(small, math.nan), axis=0).dropna().clip(upper=_DIVERGED)
             if rises.empty:
                 continue
-            margins = pd.to_numeric(compared[TOLERANCE]).to_numpy(dtype=float)
-            tolerance, conflict = stated_margin(margins, "final_loss")
-            tolerance = math.nan if conflict else tolerance
+            tolerance = tolerance_of(compared, "final_loss")
             ends = critical_batch(rises.to_numpy(), rises.columns.to_numpy(), tolerance)
-            noise = cell_noise_scales(replace(cells, runs=bases.assign(cell=0)), within).reindex(
-                [0]
-            )
+            noise = cell_noise_scales(replace(cells, runs=bases.assign(cell=0)), within)
+            noise = noise.reindex([0])[_ENDS].astype(float)
             # Without an upper end it is not identified.
             noise["estimate"] = noise["estimate"].where(noise["high"].lt(math.inf))
             rows.append(
@@ -106,7 +102,7 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
                     "n": len(rises),
                     "tolerance": tolerance,
                     **dict(zip(_ENDS, ends, strict=True)),
-                    **noise[_ENDS].astype(float).add_prefix("noise_").iloc[0],
+                    **noise.add_prefix("noise_").iloc[0],
                     **rises.where(rises < _DIVERGED, math.inf).mean().add_prefix("rise_").iloc[1:],
                     "run_ids": " ".join(sorted(compared["run_id"])),
                 }
@@ -145,17 +141,18 @@ def critical_batch(
         return value, math.nan, math.nan
     half = t_reach(at.std(axis=0, ddof=1) / math.sqrt(n), np.full(len(x), n - 1.0))
     is_small, is_large = mean + half < tolerance, mean - half > tolerance
-    in_between = np.flatnonzero(~is_small & ~is_large)
-    low = 2 ** x[in_between[0] if len(in_between) else -1] if is_small[0] else 0.0
-    high = 2 ** x[in_between[-1] if len(in_between) else 0] if is_large[-1] else math.inf
-    return float(value), float(low), float(high)
+    is_between = ~is_small & ~is_large
+    first, last = (x[is_between] if is_between.any() else x[::-1])[[0, -1]]
+    low = float(2**first) if is_small[0] else 0.0
+    high = float(2**last) if is_large[-1] else math.inf
+    return float(value), low, high
 
 
 def estimate_of(row: Mapping[Hashable, Any]) -> Estimate:
     """Return the critical batch of one row as an estimate."""
-    definition, method = _DEFINITION.format_map(row), f"inverted t-test over {row['n']} seeds"
-    note = NOT_IDENTIFIED if math.isnan(row["estimate"]) else None
     value, low, high = (float(row[name]) for name in _ENDS)
+    definition, method = _DEFINITION.format_map(row), f"inverted t-test over {row['n']} seeds"
+    note = NOT_IDENTIFIED if math.isnan(value) else None
     return Estimate(value, low, high, row["n"], "samples", method, definition, note)
 
 

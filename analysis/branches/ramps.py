@@ -67,11 +67,10 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
     """
     table = critical_batches(cells, steps)
     if table.empty or len(table[[*TRAINING]].drop_duplicates()) > 1:
-        msg = (
+        raise AnalysisError(
             "a ramp follows the critical batch of one training, by runs that go on from it with "
             "larger batches, as in: batchscape sweep sweeps=critical_batch_by_branches"
         )
-        raise AnalysisError(msg)
     rows = table.sort_values("age_samples").to_dict("records")
     texts = tuple(f"{estimate_of(row).text()} after {row['age_samples']}" for row in rows)
     last, fewest = rows[-1], int(table["n"].min())
@@ -87,11 +86,10 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
             stages.append((begin, batch, rate * (batch / small) ** power))
     if len(stages) == 1:
         few = f"; {too_few(fewest, 'seeds')}" if fewest < FEWEST else ""
-        msg = (
+        raise AnalysisError(
             f"not identified: at no age a batch of {2 * small} is surely within the tolerance "
             f"({'; '.join(texts)}{few}). More seeds, later ages or a smaller first batch would tell"
         )
-        raise AnalysisError(msg)
     begins, batches, _ = zip(*stages, strict=True)
     end = last["age_samples"] + last["window_samples"]
     samples = end - (end - begins[-1]) % batches[-1]
@@ -109,8 +107,7 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
         "budget.samples": str(samples),
     }
     if states:
-        first = cells.runs.loc[runs.index[0], "stages"][0]
-        settings["optimizer.learning_rate"] = f"{first[2]:g}"
+        settings["optimizer.learning_rate"] = f"{runs['stages'].iloc[0][0][2]:g}"
     return Ramp(
         schedule_text(tuple(stages)),
         batches,
@@ -132,19 +129,23 @@ def compared_ramps(cells: Cells) -> pd.DataFrame:
     -------
     DataFrame
         As `with_schedules` has them, with `value` (final held-out loss), `batches` (the schedule as
-        a text), `sizes` (its batches and rates), `begins` and `at` (samples and settings).
+        a text), `optimizer_steps`, `sizes` (batches and rates), `begins` and `at` (samples and
+        settings).
     """
     runs = with_schedules(cells)
     runs = runs.drop(branches_of(runs).index)
     losses = pd.to_numeric(runs["final_eval_loss"]).astype(float)
+    samples, settings, stages = (
+        runs[name].tolist() for name in ("planned_samples", "settings", "stages")
+    )
     return runs.assign(
         value=losses.mask(runs["status"].eq("diverged"), math.inf),
-        batches=runs["stages"].map(schedule_text),
-        sizes=[", ".join(f"{b} ({rate:.3g})" for _, b, rate in each) for each in runs["stages"]],
-        begins=runs["stages"].map(lambda stages: tuple(begin for begin, *_ in stages)),
+        batches=[schedule_text(each) for each in stages],
+        optimizer_steps=[*map(optimizer_steps, stages, map(int, samples))],
+        sizes=[", ".join(f"{b} ({rate:.3g})" for _, b, rate in each) for each in stages],
+        begins=runs["stages"].map(lambda each: tuple(begin for begin, *_ in each)),
         at=[
-            ", ".join(filter(None, (f"{samples} samples", settings)))
-            for samples, settings in zip(runs["planned_samples"], runs["settings"], strict=True)
+            f"{n} samples{name and ', ' + name}" for n, name in zip(samples, settings, strict=True)
         ],
     )
 
@@ -184,14 +185,8 @@ def follows(run: pd.Series[Any], ages: pd.DataFrame) -> bool:
     (_, small, rate), *others = run["stages"]
     if ages.empty or not others or others[-1][1] <= small:
         return False
-    training = (run["settings"], small, rate, rate_exponent(run["stages"]))
-    is_same = [each == training for each in ages[[*TRAINING]].itertuples(index=False, name=None)]
-    same = ages[is_same]
-
-    def is_within(begin: int, batch: int) -> bool:
-        before = same[same["age_samples"].le(begin)]
-        latest = before.loc[before["age_samples"].eq(before["age_samples"].max()), "estimate"]
-        # Of several windows the strictest.
-        return bool(batch <= latest.min(skipna=False))
-
-    return all(is_within(begin, batch) for begin, batch, _ in others)
+    training = [run["settings"], small, rate, rate_exponent(run["stages"])]
+    same = ages[ages[[*TRAINING]].eq(training).all(axis=1)]
+    # Of several windows the strictest.
+    limits = same.groupby("age_samples")["estimate"].min(skipna=False)
+    return all(batch <= limits.loc[:begin].iloc[-1:].max() for begin, batch, _ in others)

@@ -8,6 +8,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import RATE, SEEDS, Cells
 from batchscape.analysis.comparing.pairs import blocks_of, labels_of
+from batchscape.analysis.equivalence.paired import stated_margin
 from batchscape.analysis.hardware import is_timed_alone
 
 Stages = tuple[tuple[int, int, float], ...]
@@ -32,6 +33,13 @@ def schedule_text(stages: Stages) -> str:
         f"{batch}{f' from {begin}' * (begin > 0)} (rate {rate:.3g})"
         for begin, batch, rate in stages
     )
+
+
+def tolerance_of(runs: pd.DataFrame, quantity: str) -> float:
+    """Return the margin that runs state for a quantity; NaN where they state several."""
+    margins = pd.to_numeric(runs[TOLERANCE]).to_numpy(dtype=float)
+    margin, conflict = stated_margin(margins, quantity)
+    return math.nan if conflict else margin
 
 
 def varies_on_the_way(name: str) -> bool:

@@ -10,9 +10,8 @@ import pandas as pd
 
 from batchscape.analysis.branches.critical import TRAINING, critical_batches, estimate_of
 from batchscape.analysis.branches.ramps import against_first_batch, compared_ramps
-from batchscape.analysis.branches.schedule import TOLERANCE, optimizer_steps
+from batchscape.analysis.branches.schedule import TOLERANCE, tolerance_of
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.equivalence.paired import stated_margin
 from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
 from batchscape.analysis.figures.style import ACCENT, GREY, INK, MARK
@@ -32,6 +31,8 @@ _VERDICTS = {
     "no worse": Look("#009E73"),
     "worse": Look("#D55E00"),
     NOT_IDENTIFIED: Look("#56B4E9"),
+    "margin": Look(INK.colour, INK.dark, "M0,-.7L0,.7"),
+    "no difference": Look(GREY.colour, GREY.dark, "stroke"),
 }
 
 
@@ -43,9 +44,8 @@ def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
         estimates = [estimate_of(row) for row in table.to_dict("records")]
         tables.append(_critical_table(table, estimates))
         if len(table[[*TRAINING]].drop_duplicates()) == 1:
-            ages = table["age_samples"]
+            ages, tolerance = table["age_samples"], table["tolerance"].iloc[0]
             texts = [f"{e.text()} after {age}" for e, age in zip(estimates, ages, strict=True)]
-            tolerance = table["tolerance"].iloc[0]
             answer.append(
                 f"The runs state several tolerances ({TOLERANCE}): no critical batch is identified."
                 if math.isnan(tolerance)
@@ -53,17 +53,15 @@ def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
                 f"{table['small_batch_size'].iloc[0]}, by the samples trained before: "
                 f"{'; '.join(texts)}."
             )
-            largest = max(int(n.removeprefix(_RISE)) for n in table.columns if n.startswith(_RISE))
-            charts.append(_branches_chart(table, largest))
-            windows = table["window_samples"] if ages.duplicated().any() else [""] * len(ages)
-            names = [
-                f"critical_batch_after_{age}{window and f'_over_{window}'}"
-                for age, window in zip(ages, windows, strict=True)
-            ]
+            charts.append(_branches_chart(table))
+            names = "critical_batch_after_" + ages.astype(str)
+            if ages.duplicated().any():
+                names += "_over_" + table["window_samples"].astype(str)
             headlines = dict(zip(names, estimates, strict=True))
     if len(ramps):
         tables.append(_ramp_table(ramps))
-        charts += [_ramps_chart(ramps)] if np.isfinite(ramps["difference"]).any() else []
+        ended = ramps[np.isfinite(ramps["difference"])]
+        charts += [_ramps_chart(ended)] if len(ended) else []
         counts = ramps["verdict"].value_counts().items()
         answer.append(
             f"Of {len(ramps)} schedules of the batch, against the first batch throughout: "
@@ -74,22 +72,16 @@ def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
 
 
 def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table:
+    trainings = ("settings", "learning_rate", "rate_exponent")
+    windows = ["window_samples"] * (table["window_samples"].nunique() > 1)
     return Table(
         "critical_batch_by_age",
         "Critical batch by branches",
         table,
         [
-            *(
-                Column(name, is_left=True)
-                for name in ("settings", "learning_rate", "rate_exponent")
-                if table[name].nunique() > 1
-            ),
+            *(Column(name, is_left=True) for name in trainings if table[name].nunique() > 1),
             Column("age_samples", "samples before", is_left=True),
-            *(
-                [Column("window_samples", "window (samples)")]
-                if table["window_samples"].nunique() > 1
-                else []
-            ),
+            *(Column(name, "window (samples)") for name in windows),
             Column("estimate", "critical batch", texts=[each.text() for each in estimates]),
             Column(
                 "noise_estimate",
@@ -101,8 +93,7 @@ def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table
             ),
             *(
                 Column(name, f"rise at {name.removeprefix(_RISE)}", format="+.4f")
-                for name in table.columns
-                if name.startswith(_RISE)
+                for name in table.filter(like=_RISE).columns
             ),
             Column("n", "seeds"),
         ],
@@ -121,32 +112,26 @@ def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table
 def _ramps(cells: Cells) -> pd.DataFrame:
     """Return a row a ramp: its steps, and what it loses against its first batch throughout."""
     rows = compared_ramps(cells)
-    margins = pd.to_numeric(rows[TOLERANCE]).to_numpy(dtype=float)
-    margin, conflict = stated_margin(margins, "final_eval_loss")
-    sides = rows.drop_duplicates(["at", "batches"]).set_index(["at", "batches"])
+    margin = tolerance_of(rows, "final_eval_loss")
+    steps = rows.set_index(["at", "batches"])["optimizer_steps"].to_dict()
     table = []
     for contrast in against_first_batch(rows):
-        (low, high), n = contrast.interval(LEVEL), len(contrast.values)
-        place = contrast.place[0]
-        samples = int(sides["planned_samples"][place, contrast.level])
-        taken, base = (
-            optimizer_steps(sides["stages"][place, side], samples)
-            for side in (contrast.level, contrast.base)
-        )
+        (low, high), n, (at,) = contrast.interval(LEVEL), len(contrast.values), contrast.place
+        taken, base = steps[at, contrast.level], steps[at, contrast.base]
         verdict = "no worse" if high < margin else "worse" if low > margin else NOT_IDENTIFIED
         table.append(
             {
                 "batches": contrast.level,
                 "against": contrast.base,
-                "at": contrast.place[0],
+                "at": at,
                 "optimizer_steps": taken,
                 "saved": f"{1 - taken / base:.0%}",
                 "difference": contrast.mean,
                 "low": low,
                 "high": high,
-                "margin": math.nan if conflict else margin,
+                "margin": margin,
                 "n": n,
-                "verdict": NOT_IDENTIFIED if n < FEWEST or conflict else verdict,
+                "verdict": NOT_IDENTIFIED if n < FEWEST else verdict,
                 "run_ids": " ".join(contrast.run_ids),
             }
         )
@@ -175,29 +160,20 @@ def _ramp_table(ramps: pd.DataFrame) -> Table:
     )
 
 
-def _branches_chart(table: pd.DataFrame, largest: int) -> Chart:
+def _branches_chart(table: pd.DataFrame) -> Chart:
     """Draw critical batch and noise scale over the samples; no larger batch was tried."""
     ages = table["age_samples"].tolist()
+    largest = max(int(name.removeprefix(_RISE)) for name in table.filter(like=_RISE).columns)
     floor, ceiling = table["small_batch_size"].min() / _ROOM, largest * _ROOM
 
     def shown(prefix: str) -> pd.DataFrame:
-        columns = {"estimate": "batch", "low": "batch_low", "high": "batch_high"}
-        rows = table[[f"{prefix}{name}" for name in columns]].set_axis([*columns.values()], axis=1)
-        ends = rows[["batch_low", "batch_high"]].clip(floor, ceiling)
-        return rows.assign(samples_seen=ages, **ends)
+        rows = table[["age_samples", *(f"{prefix}{name}" for name in ("estimate", "low", "high"))]]
+        rows = rows.set_axis(["samples_seen", "batch", "batch_low", "batch_high"], axis=1)
+        ends = rows.filter(like="batch_").clip(floor, ceiling)
+        return rows[["samples_seen", "batch"]].join(ends)
 
     critical, noise = shown(""), shown("noise_").dropna()
     plain = critical[["samples_seen", "batch"]]
-    marks = [
-        Marks("band", noise, "gradient noise scale"),
-        Marks("line", noise, "gradient noise scale"),
-        Marks("interval", critical.dropna(subset="batch_low"), "critical batch"),
-        Marks("point", critical.dropna(subset="batch"), "critical batch", size=30),
-        Marks("point", plain[table["high"].gt(ceiling)].assign(batch=ceiling), "no upper end"),
-        Marks("point", plain[table["low"].eq(0)].assign(batch=floor), "no lower end"),
-    ]
-    marks = [mark for mark in marks if len(mark.table)]
-    names = {mark.name for mark in marks}
     return Chart(
         "critical_batch_by_age",
         "Critical batch over the training",
@@ -210,23 +186,27 @@ def _branches_chart(table: pd.DataFrame, largest: int) -> Chart:
             ranges={"samples_seen": (min(ages) / 1.3, max(ages) * 1.3)},
         ),
         Axis({"batch": "samples"}, kind="log", ranges={"batch": (floor, ceiling)}),
-        marks,
-        {name: look for name, look in _LOOKS.items() if name in names},
+        [
+            Marks("band", noise, "gradient noise scale"),
+            Marks("line", noise, "gradient noise scale"),
+            Marks("interval", critical.dropna(subset="batch_low"), "critical batch"),
+            Marks("point", critical.dropna(subset="batch"), "critical batch", size=30),
+            Marks("point", plain[table["high"].gt(ceiling)].assign(batch=ceiling), "no upper end"),
+            Marks("point", plain[table["low"].eq(0)].assign(batch=floor), "no lower end"),
+        ],
+        _LOOKS,
         tables=["tables/critical_batch_by_age.csv"],
     )
 
 
 def _ramps_chart(ramps: pd.DataFrame) -> Chart:
     """Draw what each schedule of the batch loses, beside the optimizer steps that it spares."""
-    ramps = ramps[np.isfinite(ramps["difference"])]
     names = ramps["batches"] + " (" + ramps["optimizer_steps"].astype(str) + " steps)"
     bases = " against " + ramps["against"] if ramps["against"].nunique() > 1 else ""
     places = ramps["at"] + ": " if ramps["at"].nunique() > 1 else ""
     columns = {"difference": "value", "low": "value_low", "high": "value_high", "verdict": "series"}
     rows = ramps.rename(columns=columns).assign(name=places + names + bases)
     margins = rows[["name"]].assign(value=ramps["margin"]).dropna()
-    verdicts = {name: look for name, look in _VERDICTS.items() if rows["series"].eq(name).any()}
-    margin = {"margin": Look(INK.colour, INK.dark, "M0,-.7L0,.7")} if len(margins) else {}
     return Chart(
         "ramps",
         "Schedules of the batch at equal samples",
@@ -239,8 +219,8 @@ def _ramps_chart(ramps: pd.DataFrame) -> Chart:
             Marks("rule", pd.DataFrame({"value": [0.0]}), "no difference"),
             Marks("interval", rows[ramps["n"].ge(FEWEST)]),
             Marks("point", rows, size=30),
-            *([Marks("point", margins, "margin", size=60)] if len(margins) else []),
+            Marks("point", margins, "margin", size=60),
         ],
-        {**verdicts, **margin, "no difference": Look(GREY.colour, GREY.dark, "stroke")},
+        _VERDICTS,
         tables=["tables/ramps.csv"],
     )

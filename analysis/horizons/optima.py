@@ -101,11 +101,10 @@ def joint_optima(costs: pd.DataFrame) -> JointOptima:
     losses = costs.pivot(index="seed", columns=["horizon", *NAMES], values="cost")
     losses = losses.loc[:, losses.notna().mean() >= 0.5].dropna()
     if losses.empty or (losses <= 0).any(axis=None):
-        msg = (
+        raise AnalysisError(
             "batch and rate are fitted together to losses above 0 of seeds that ran at every batch "
             "and rate that half of the seeds ran at: there are none"
         )
-        raise AnalysisError(msg)
     logs = np.log(losses.to_numpy(dtype=float))
     cells = losses.columns.to_frame(index=False).assign(log_loss=logs.mean(axis=0))
     by_horizon = cells.groupby("horizon")["log_loss"]

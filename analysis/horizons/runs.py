@@ -7,6 +7,7 @@ import pandas as pd
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, plain_texts
 from batchscape.analysis.hardware import is_timed_alone
 from batchscape.analysis.horizons.optima import NAMES
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.learning_rate.aim import LOSS
 from batchscape.analysis.targets.curves import curve_groups
 
@@ -23,8 +24,7 @@ def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
     groups = curve_groups(cells, across=_BUDGETS)
     members = groups["cells"].explode()
     group = runs["cell"].map(pd.Series(members.index, index=members))
-    columns = runs.reindex(columns=_COLUMNS)
-    horizon, name, decay, stopped = (columns[column] for column in _COLUMNS)
+    horizon, name, decay, stopped = (column_of(runs, column) for column in _COLUMNS)
     runs = runs.assign(group=group, horizon=horizon)
     ends = name.eq("wsd") | (name.eq("cosine") & decay.isna())
     several = runs.groupby("group")["horizon"].transform("nunique").gt(1)
@@ -41,9 +41,8 @@ def without_shorter_horizons(cells: Cells, runs: pd.DataFrame) -> Cells:
     memory. Of each cut that completed at a shorter horizon, one run completed at the longest. Cells
     keep their numbers.
     """
-    seeds = [name for name in SEEDS if name in runs]
     cut = [*GEOMETRY, *(name for name in cells.cost_settings() if name not in _BUDGETS)]
-    point = [*dict.fromkeys([*cut, *NAMES, *seeds])]
+    point = [*dict.fromkeys([*cut, *NAMES, *runs.filter(SEEDS).columns])]
     runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *point, LOSS])])
     shorter: list[int] = []
     for _, rows in runs.groupby("group"):

@@ -57,40 +57,35 @@ def find_optima(
         As `costs_by_rate` does.
     """
     if is_varied(reaches):
-        rows = _known(reaches)
+        rows = reaches.dropna(subset="learning_rate")
         best = best_learning_rates(rows, STEPS) if optima is None else optima
         # The hardest target that every batch reached: a warm-up alone reaches an easy one.
         worked = best["grid_learning_rate"].notna()
-        everywhere = worked.groupby([best["group"], best["target_loss"].fillna(-np.inf)])
-        reached = everywhere.transform("all")
-        lowest = best["target_loss"].fillna(-np.inf).where(reached)
+        target = best["target_loss"].fillna(-np.inf)
+        is_reached = worked.groupby([best["group"], target]).transform("all")
+        lowest = target.where(is_reached)
         hardest = lowest == lowest.groupby(best["group"]).transform("min")
         if hardest.any():
             best = best[hardest]
-            keys = [name for name in ("group", "target_loss") if name in rows]
+            keys = [*rows.filter(["group", "target_loss"]).columns]
             chosen = rows.merge(best[keys].drop_duplicates(), on=keys) if keys else rows
             return Optima(chosen, STEPS, best)
     if finals is not None and is_varied(finals):
-        rows = _known(finals)
+        rows = finals.dropna(subset="learning_rate")
         return Optima(rows, LOSS, best_learning_rates(rows, LOSS))
     return None
 
 
 def final_losses(runs: pd.DataFrame) -> pd.DataFrame:
     """Collect the final losses of runs that saw equal samples: none that stopped before."""
-    stopped = column_of(runs, "stop_reason").eq("target")
-    stopped |= is_timed_alone(runs)
+    stopped = column_of(runs, "stop_reason").eq("target") | is_timed_alone(runs)
     names = ["global_batch_size", "learning_rate", "seed", LOSS, "status"]
     return runs[~stopped].reindex(columns=[*names, "run_id", "sweep_dir", "trajectory_id"])
 
 
 def is_varied(table: pd.DataFrame) -> bool:
     """Tell whether some global batch was trained at two learning rates."""
-    if "learning_rate" not in table or "global_batch_size" not in table:
+    keys = [*table.filter(["group", "global_batch_size"]).columns]
+    if "global_batch_size" not in keys or "learning_rate" not in table:
         return False
-    keys = [name for name in ("group", "global_batch_size") if name in table]
     return bool(table.groupby(keys)["learning_rate"].nunique().gt(1).any())
-
-
-def _known(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table["learning_rate"].notna()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.learning_rate.aim import find_optima
 from batchscape.analysis.learning_rate.optimum import (
     best_learning_rates,
@@ -14,6 +15,10 @@ from batchscape.analysis.learning_rate.optimum import (
 from batchscape.analysis.learning_rate.table import SERIES, costs_by_rate, has_result
 from batchscape.analysis.numbers import significant
 from batchscape.text import list_text
+
+_KEYS = [*SERIES, "global_batch_size"]
+_MARKS = ["tuned", "edge", "n_learning_rates"]
+"""What is said of the best learning rate beside each run."""
 
 
 def at_best_learning_rate(
@@ -51,27 +56,19 @@ def at_best_learning_rate(
     AnalysisError
         As `costs_by_rate` does.
     """
-    if "learning_rate" not in reaches or reaches["learning_rate"].isna().all():
+    if column_of(reaches, "learning_rate").isna().all():
         return reaches.assign(tuned=False, edge=False, n_learning_rates=1)
-    with_rate = reaches[reaches["learning_rate"].notna()]
+    with_rate = reaches.dropna(subset="learning_rate")
     costs = costs_by_rate(with_rate, value)
     best = optima_of(costs) if optima is None else optima
-    keys = [*SERIES, "global_batch_size"]
-    columns = [*keys, "grid_learning_rate", "tuned", "edge", "n_learning_rates"]
-    chosen = costs.merge(best[columns], on=keys, how="left", validate="many_to_one")
-    fallback = chosen["grid_learning_rate"].isna()
-    chosen.loc[fallback, "grid_learning_rate"] = _most_often_reached(chosen[fallback], keys)
-    kept = chosen[
-        (chosen["learning_rate"] == chosen["grid_learning_rate"])
-        | chosen["grid_learning_rate"].isna()
-    ].sort_values("row")
+    columns = [*_KEYS, "grid_learning_rate", *_MARKS]
+    chosen = costs.merge(best[columns], on=_KEYS, how="left", validate="many_to_one")
+    grid = chosen["grid_learning_rate"]
+    grid = grid.fillna(_most_often_reached(chosen[grid.isna()]))
+    kept = chosen[grid.isna() | chosen["learning_rate"].eq(grid)].sort_values("row")
+    marks = kept.assign(edge=kept["edge"].isin(["lowest", "highest"]))[_MARKS]
     rows = with_rate.iloc[kept["row"].to_numpy()]
-    edge = kept["edge"].isin(["lowest", "highest"]).to_numpy()
-    return rows.assign(
-        tuned=kept["tuned"].to_numpy(dtype=bool),
-        edge=edge,
-        n_learning_rates=kept["n_learning_rates"].to_numpy(),
-    )
+    return rows.assign(**{str(name): column.to_numpy() for name, column in marks.items()})
 
 
 def cells_at_best(
@@ -84,17 +81,17 @@ def cells_at_best(
         return {}
     keys = ["group", "global_batch_size"]
     chosen = pd.concat(best).dropna(subset="grid_learning_rate").drop_duplicates(keys)
-    rates = chosen[[*keys, "grid_learning_rate"]].set_axis([*keys, "learning_rate"], axis=1)
+    rates = chosen[keys].assign(learning_rate=chosen["grid_learning_rate"]).astype(float)
     tried = pd.concat([table[[*rates, "cell"]].astype(float) for table in (reaches, finals)])
-    met = tried.merge(rates.astype(float)).astype({"cell": int}).sort_values("cell")
+    met = tried.merge(rates).astype({"cell": int}).sort_values("cell")
     return dict(zip(met["cell"], met["learning_rate"], strict=True))
 
 
 def with_cuts_of_programs(best: pd.DataFrame, reaches: pd.DataFrame) -> pd.DataFrame:
     """Add the runs of every cut of a program at the learning rates that `best` has."""
-    keys = [*SERIES, "global_batch_size", "learning_rate"]
+    keys = [*_KEYS, "learning_rate"]
     is_program = best["program_cut"].notna()
-    rates = best.loc[is_program, [*keys, "tuned", "edge", "n_learning_rates"]].drop_duplicates(keys)
+    rates = best.loc[is_program, [*keys, *_MARKS]].drop_duplicates(keys)
     cuts = reaches[reaches["program_cut"].notna() & has_result(reaches)].merge(rates, on=keys)
     return pd.concat([best[~is_program], cuts], ignore_index=True) if len(cuts) else best
 
@@ -126,35 +123,37 @@ def tuning_warning(reaches: pd.DataFrame, optima: pd.DataFrame | None = None) ->
         f"{effect}. To tune each, train every global batch at several of them, as "
         "sweeps=learning_rate does on text and sweeps=learning_rate_digits on images"
     )
-    if "learning_rate" not in reaches or reaches["learning_rate"].isna().all():
+    tried = column_of(reaches, "learning_rate").dropna().astype(float).unique()
+    if not len(tried):
         return f"UNTUNED: the table has no learning rates. {remedy}"
     best = optima
     if best is None:
-        best = best_learning_rates(reaches[reaches["learning_rate"].notna()], "steps_to_target")
+        best = best_learning_rates(reaches.dropna(subset="learning_rate"), "steps_to_target")
     single = best["edge"] == "single"
-    endless = best["tuned"] & ((best["low"] == 0) | np.isposinf(best["high"]))
     if single.all():
-        rates = sorted(set(reaches["learning_rate"].dropna().astype(float)))
-        what = (
-            f"one and the same learning rate, {significant(rates[0], 3)}"
-            if len(rates) == 1
-            else "one learning rate of its own"
-        )
+        what = "one learning rate of its own"
+        if len(tried) == 1:
+            what = f"one and the same learning rate, {significant(tried[0], 3)}"
         return f"UNTUNED: each global batch was trained at {what}. {remedy}"
-    parts = [
-        (single, "one learning rate only"),
-        (best["edge"] == "lowest", "the lowest learning rate of its grid is the best"),
-        (best["edge"] == "highest", "the highest learning rate of its grid is the best"),
-        (endless, "on one side of the best rate, or both, none is worse beyond the noise"),
-        (best["grid_learning_rate"].isna(), "no learning rate took every seed to the target"),
-    ]
-    problems = [f"at {_batches_text(best, where)}: {text}" for where, text in parts if where.any()]
+    problems = {
+        "one learning rate only": single,
+        "the lowest learning rate of its grid is the best": best["edge"] == "lowest",
+        "the highest learning rate of its grid is the best": best["edge"] == "highest",
+        "on one side of the best rate, or both, none is worse beyond the noise": best["tuned"]
+        & ((best["low"] == 0) | np.isposinf(best["high"])),
+        "no learning rate took every seed to the target": best["grid_learning_rate"].isna(),
+    }
+    found = "; ".join(
+        f"at {_batches_text(best, where)}: {text}"
+        for text, where in problems.items()
+        if where.any()
+    )
+    if not found:
+        return None
     losses = best["target_loss"].dropna().unique()
     aim = f" to reach a loss of {losses[0]:g}" if len(losses) == 1 else ""
-    if not problems:
-        return None
     return (
-        f"NOT TUNED EVERYWHERE{aim}: {'; '.join(problems)}. {effect}. Rates further out or more "
+        f"NOT TUNED EVERYWHERE{aim}: {found}. {effect}. Rates further out or more "
         "seeds settle it, and so does a search for just that, search.objective=steps_to_target: "
         "the rate of the least loss may be another"
     )
@@ -162,38 +161,34 @@ def tuning_warning(reaches: pd.DataFrame, optima: pd.DataFrame | None = None) ->
 
 def tied_warning(table: pd.DataFrame, value: str) -> str | None:
     """Warn where several learning rates share the lowest cost; tables show one of them."""
-    if "learning_rate" not in table or table["learning_rate"].isna().all():
+    if column_of(table, "learning_rate").isna().all():
         return None
-    costs = costs_by_rate(table[table["learning_rate"].notna()], value)
-    keys = [*SERIES, "global_batch_size"]
-    means = costs.groupby([*keys, "learning_rate"], dropna=False)["cost"].mean().reset_index()
-    least = means.groupby(keys, dropna=False)["cost"].transform("min")
+    costs = costs_by_rate(table.dropna(subset="learning_rate"), value)
+    means = costs.groupby([*_KEYS, "learning_rate"], dropna=False)["cost"].mean().reset_index()
+    least = means.groupby(_KEYS, dropna=False)["cost"].transform("min")
     # Equal but for the rounding of a mean; two infinite costs are no tie.
     tied = means[np.isfinite(least) & np.isclose(means["cost"], least, rtol=1e-12, atol=0)]
     ties = []
-    for _, tied_rates in tied.groupby(keys, dropna=False):
-        if len(tied_rates) > 1:
-            rates = list_text((significant(rate, 3) for rate in tied_rates["learning_rate"]), "and")
-            batch = tied_rates["global_batch_size"].iloc[0]
-            ties.append(f"B = {batch:g}: {rates}")
+    for (*_, batch), rows in tied.groupby(_KEYS, dropna=False):
+        rates = [significant(rate, 3) for rate in rows["learning_rate"]]
+        ties += [f"B = {batch:g}: {list_text(rates, 'and')}"] * (len(rates) > 1)
     if not ties:
         return None
     return f"TIES: learning rates of equally low cost, of which none is the best: {'; '.join(ties)}"
 
 
-def _most_often_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
+def _most_often_reached(costs: pd.DataFrame) -> pd.Series[float]:
     """Return, by row, the learning rate at which the largest share of seeds reached the target."""
     rates = pd.Series(np.nan, index=costs.index)
-    for _, batch in costs.groupby(keys, dropna=False):
+    for _, batch in costs.groupby(_KEYS, dropna=False):
         comparable = batch[batch["learning_rate"].isin(tried_often(batch))]
-        reached = np.isfinite(comparable["cost"])
-        if not reached.any():
-            continue
-        # The larger share first, then fewer steps.
-        share = reached.groupby(comparable["learning_rate"]).mean()
-        steps = comparable["cost"].where(reached).groupby(comparable["learning_rate"]).mean()
-        order = pd.DataFrame({"missed": -share, "steps": steps}).sort_values(["missed", "steps"])
-        rates.loc[batch.index] = float(order.index[0])
+        missed = np.isinf(comparable["cost"])
+        if not missed.all():
+            # The larger share first, then fewer steps.
+            steps = comparable["cost"].mask(missed)
+            means = comparable.assign(missed=missed, cost=steps).groupby("learning_rate")
+            order = means[["missed", "cost"]].mean().sort_values(["missed", "cost"])
+            rates.loc[batch.index] = float(order.index[0])
     return rates
 
 

@@ -52,12 +52,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from batchscape.analysis.estimates import Estimate, t_reach
+from batchscape.analysis.joins import column_of
 from batchscape.text import count_text, list_text
 
-_Array = NDArray[np.float64]
 _FEWEST = 3
 """Optima behind an exponent: with two there is no scatter around the line."""
 _UNBOUNDED = "no interval: with fewer than three seeds nothing shows that the optima are bounded"
@@ -77,27 +76,28 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     """
     bounded = is_bounded(best)
     optima = best[bounded]
-    batch = np.log(optima["global_batch_size"].to_numpy(dtype=float))
-    rate = np.log(optima["learning_rate"].to_numpy(dtype=float))
-    ends = optima.reindex(columns=["low", "high"]).to_numpy(dtype=float)
-    reach = np.abs(np.log(ends) - rate[:, None]).max(axis=1, initial=0.0)
-    n = len(batch)
+    n = len(optima)
     if n < _FEWEST:
         batches = count_text(n, "global batch has", "global batches have")
         why = f"{batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
         return Estimate.unknown(why, n, _DEFINITION)
+    columns = ["global_batch_size", "learning_rate", "grid_factor", "low", "high"]
+    numbers = optima.reindex(columns=columns).astype(float).fillna({"grid_factor": 1.0})
+    batch, rate, grid, *ends = np.log(numbers.to_numpy()).T
     centred = batch - batch.mean()
-    slope = float(centred @ rate / (centred @ centred))
+    spread = float(centred @ centred)
+    slope = float(centred @ rate) / spread
     residuals = rate - rate.mean() - slope * centred
     error = math.sqrt(float(residuals @ residuals) / (n - 2) / float(centred @ centred))
-    if "low" in optima and optima[["low", "high"]].isna().any(axis=None):
+    if "low" in optima and np.isnan(ends).any():
         return Estimate(slope, math.nan, math.nan, n, "", "none", _DEFINITION, _UNBOUNDED)
-    # No interval is narrower than what the grid leaves open.
-    half = math.hypot(t_reach(error, n - 2), _grid_half(optima))
+    # Wherever in its bracket each optimum lies: no interval is narrower than what that leaves open.
+    half = math.hypot(t_reach(error, n - 2), float(np.abs(centred) @ grid) / spread)
     method = f"t with {n - 2} degrees of freedom over {n} global batches, and their grids of rates"
     # Which batches stay depends on the grid, and so does their scatter.
     if not bounded.all():
-        least = float(np.linalg.norm(centred * reach)) / float(centred @ centred)
+        reach = np.abs(np.subtract(ends, rate)).max(axis=0)
+        least = float(np.linalg.norm(centred * reach)) / spread
         method += ", not below what their own intervals say" if least > half else ""
         half = max(half, least)
     return Estimate(slope, slope - half, slope + half, n, "", method, _DEFINITION)
@@ -115,24 +115,10 @@ def rules_text(exponent: Estimate) -> str:
     return f"Rules that the interval holds: {', '.join(inside) or 'none'}.{suffix}"
 
 
-def _grid_half(optima: pd.DataFrame) -> float:
-    """Return the most that the slope may be off, wherever in its bracket each optimum lies."""
-    factors = optima["grid_factor"] if "grid_factor" in optima else pd.Series(1.0, optima.index)
-    batch = np.log(optima["global_batch_size"].to_numpy(dtype=float))
-    centred = batch - batch.mean()
-    moved = np.abs(centred) @ np.log(factors.to_numpy(dtype=float))
-    return float(moved) / float(centred @ centred)
-
-
 def is_bounded(best: pd.DataFrame) -> pd.Series[bool]:
     """Tell which batches have an optimum with two ends, or one of too few seeds to have ends."""
-    return best["learning_rate"].notna() & ~(_is_open(best, "low") | _is_open(best, "high"))
-
-
-def _is_open(best: pd.DataFrame, side: str) -> pd.Series[bool]:
-    """Tell which optima have no end on a side."""
-    none = {"low": 0.0, "high": math.inf}[side]
-    return best[side].eq(none) if side in best else pd.Series(False, best.index)
+    is_open = column_of(best, "low").eq(0) | column_of(best, "high").eq(math.inf)
+    return best["learning_rate"].notna() & ~is_open
 
 
 def left_out_reason(row: pd.Series[Any]) -> str:

@@ -9,10 +9,10 @@ import pandas as pd
 
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import CROSS, GREY, INK, MARK, shades
+from batchscape.analysis.learning_rate.aim import LOSS, STEPS
 
 _MISSED = "missed"
 _EDGE = "at the edge"
-_VALUES = ("steps_to_target", "final_eval_loss")
 
 
 def learning_rate_charts(
@@ -23,28 +23,30 @@ def learning_rate_charts(
     quantity: str,
 ) -> list[Chart]:
     """Draw costs against learning rates, and optima against global batches."""
-    value = next(name for name in costs if name in _VALUES)
-    is_log = value == "steps_to_target"
+    is_log = STEPS in costs
+    value = STEPS if is_log else LOSS
     options = {str(group): label for group, label in labels.items()}
     choices = [Choice("group", "Runs", options)] if len(options) > 1 else []
     costs, best = (table.assign(group=table["group"].astype(str)) for table in (costs, best))
-    sizes = {f"{batch:g}": batch for batch in batches}
-    costs = costs.assign(series=[f"{batch:g}" for batch in costs["global_batch_size"]])
-    keys = ["group", "series", "learning_rate"]
-    reached = costs[np.isfinite(costs[value])]
-    logs = np.log(reached[value]) if is_log else reached[value]
-    means = logs.groupby([reached[key] for key in keys]).mean().reset_index()
-    means[value] = np.exp(means[value]) if is_log else means[value]
-    all_reached = costs.groupby(keys)[value].agg(lambda values: np.isfinite(values).all())
-    means = means[all_reached.loc[pd.MultiIndex.from_frame(means[keys])].to_numpy()]
-    missed = costs[~np.isfinite(costs[value])].drop(columns="series")
-    missed = missed.assign(**{value: reached[value].max()})
-    batch_looks = shades([*sizes])
-    marks = [Marks("line", means), Marks("point", reached)]
-    marks += [Marks("point", missed, _MISSED, size=24, placed="y")] if len(missed) else []
-    series = set(costs["series"])
-    looks = {name: look for name, look in batch_looks.items() if name in series}
-    looks |= {_MISSED: Look(GREY.colour, GREY.dark, CROSS)} if len(missed) else {}
+    costs["series"] = [f"{batch:g}" for batch in costs["global_batch_size"]]
+    is_reached = np.isfinite(costs[value])
+    logs = np.log(costs[value]) if is_log else costs[value]
+    # The mean of runs of which one missed is none.
+    means = (
+        logs.where(is_reached)
+        .groupby([costs[key] for key in ("group", "series", "learning_rate")])
+        .mean(skipna=False)
+    )
+    means = (np.exp(means) if is_log else means).dropna().reset_index()
+    reached, missed = costs[is_reached], costs[~is_reached].drop(columns="series")
+    missed[value] = reached[value].max()
+    marks = [
+        Marks("line", means),
+        Marks("point", reached),
+        Marks("point", missed, _MISSED, size=24, placed="y"),
+    ]
+    looks = shades([f"{batch:g}" for batch in batches])
+    looks[_MISSED] = Look(GREY.colour, GREY.dark, CROSS)
     return [
         Chart(
             "learning_rate_costs",
@@ -73,19 +75,15 @@ def _optima(best: pd.DataFrame, choices: Sequence[Choice]) -> list[Chart]:
     rates = [*inside["learning_rate"], *edges["grid_learning_rate"].dropna()]
     if not rates:
         return []
-    ends = {f"learning_rate_{end}": inside[end] for end in ("low", "high")}
     floor, ceiling = min(rates) / 4, max(rates) * 4
-    bars = inside.assign(**{name: sizes.clip(floor, ceiling) for name, sizes in ends.items()})
+    ends = inside[["low", "high"]].clip(floor, ceiling).add_prefix("learning_rate_")
     at_edge = edges.assign(learning_rate=edges["grid_learning_rate"])
     marks = [
-        Marks("interval", bars, "best"),
+        Marks("interval", inside.join(ends), "best"),
         Marks("point", inside.drop(columns=["low", "high"]), "best", size=40),
         Marks("point", at_edge, _EDGE, size=36),
     ]
-    marks = [mark for mark in marks if len(mark.table)]
     looks = {"best": INK, _EDGE: Look(MARK.colour, symbol="triangle-up", hollow=True)}
-    names = {mark.name for mark in marks}
-    looks = {name: look for name, look in looks.items() if name in names}
     return [
         Chart(
             "learning_rates",

@@ -93,7 +93,7 @@ class Optimum(NamedTuple):
     """How far from the value the lowest point may lie for all that the grid shows."""
 
 
-def optimum_of(points: NDArray[np.float64], costs: NDArray[np.float64]) -> Optimum:
+def optimum_of(points: _FLOATS, costs: _FLOATS) -> Optimum:
     """Estimate where a cost is lowest.
 
     Parameters
@@ -152,7 +152,7 @@ def _reach(value: float, ends: tuple[float, float]) -> float:
     return max(value - ends[0], ends[1] - value)
 
 
-def _at_edge(points: NDArray[np.float64], best: int, n: int, ends: tuple[float, float]) -> Optimum:
+def _at_edge(points: _FLOATS, best: int, n: int, ends: tuple[float, float]) -> Optimum:
     """Say only on which side of the grid the optimum may lie."""
     side = "at most" if best == 0 else "at least"
     inner = points[1] if best == 0 else points[-2]
@@ -163,7 +163,7 @@ def _at_edge(points: NDArray[np.float64], best: int, n: int, ends: tuple[float, 
     return Optimum(best, math.nan, *ends, f"paired t over {n} seeds", reason)
 
 
-def _window(points: NDArray[np.float64], mean: NDArray[np.float64], best: int) -> tuple[int, int]:
+def _window(points: _FLOATS, mean: _FLOATS, best: int) -> tuple[int, int]:
     """Return first and last point of the parabola: neighbours, and further ones of a fine grid."""
     usable = np.isfinite(mean) & (np.abs(points - points[best]) <= _REACH)
     usable[[best - 1, best + 1]] = np.isfinite(mean[[best - 1, best + 1]])
@@ -293,7 +293,7 @@ def _powered(x: _FLOATS, power: _FLOATS | float) -> _FLOATS:
     return stretched
 
 
-def _fieller(slopes: NDArray[np.float64], curvatures: NDArray[np.float64]) -> tuple[float, float]:
+def _fieller(slopes: _FLOATS, curvatures: _FLOATS) -> tuple[float, float]:
     """Return all x at which the mean of slope + x curvature is compatible with zero."""
     n = len(slopes)
     t = float(stdtrit(n - 1, TWO_SIDED))
@@ -306,9 +306,7 @@ def _fieller(slopes: NDArray[np.float64], curvatures: NDArray[np.float64]) -> tu
     return (-b - root) / a, (-b + root) / a
 
 
-def _bracket(
-    points: NDArray[np.float64], costs: NDArray[np.float64], best: int
-) -> tuple[float, float]:
+def _bracket(points: _FLOATS, costs: _FLOATS, best: int) -> tuple[float, float]:
     """Return the nearest points below and above that are worse than the best one."""
     worse = _worse(costs, best)
     below, above = np.flatnonzero(worse[:best]), np.flatnonzero(worse[best + 1 :])
@@ -317,7 +315,7 @@ def _bracket(
     return float(low), float(high)
 
 
-def _worse(costs: NDArray[np.float64], best: int) -> NDArray[np.bool_]:
+def _worse(costs: _FLOATS, best: int) -> NDArray[np.bool_]:
     """Tell at which points the cost is above that at the best, by a paired t-test."""
     n = len(costs)
     lost = np.isinf(costs)

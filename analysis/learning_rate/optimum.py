@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.learning_rate.lowest_point import Optimum, optimum_of
-from batchscape.analysis.learning_rate.table import costs_by_rate, series_of
+from batchscape.analysis.learning_rate.table import SERIES, costs_by_rate
 
 _FARTHEST = 700.0
 """Logarithm beyond which an end is none: its exponential has no floating-point number."""
@@ -54,35 +54,28 @@ def best_learning_rates(table: pd.DataFrame, value: str = "final_eval_loss") -> 
 
 def optima_of(costs: pd.DataFrame) -> pd.DataFrame:
     """Return `best_learning_rates` of a table that `costs_by_rate` made."""
-    rows = []
-    for place, series in series_of(costs):
-        for batch, batch_costs in series.groupby("global_batch_size"):
-            rows.append({**place, "global_batch_size": batch, **_row(batch_costs)})
-    best = pd.DataFrame(rows)
-    tried = best["n_learning_rates"].where(best["edge"] != "single")
-    unequal = (
-        tried.groupby([best["group"], best["target_loss"].fillna(0.0)]).transform("nunique") > 1
-    )
-    unequal &= tried.notna()
-    # The lowest of more noisy numbers is lower.
-    reason = "other batches had another number of rates, and the best of more looks better"
-    best.loc[unequal, "note"] = best.loc[unequal, "note"].map(lambda note: _and(note, reason))
-    return best.astype({"note": object})
+    rows: list[dict[str, Any]] = []
+    for values, series in costs.groupby([*SERIES], dropna=False):
+        place = dict(zip(SERIES, values, strict=True))
+        optima = [
+            {**place, "global_batch_size": batch, **_row(batch_costs)}
+            for batch, batch_costs in series.groupby("global_batch_size")
+        ]
+        several = [row for row in optima if row["edge"] != "single"]
+        if len({row["n_learning_rates"] for row in several}) > 1:
+            # The lowest of more noisy numbers is lower.
+            reason = "other batches had another number of rates, and the best of more looks better"
+            for row in several:
+                row["note"] = "; ".join(filter(None, [row["note"], reason]))
+        rows += optima
+    return pd.DataFrame(rows).astype({"note": object})
 
 
 def optimum_estimate(row: pd.Series[Any]) -> Estimate:
     """Turn a row of `best_learning_rates` into an estimate."""
-    note = row["note"]
-    return Estimate(
-        value=float(row["learning_rate"]),
-        low=float(row["low"]),
-        high=float(row["high"]),
-        n=int(row["n"]),
-        unit="",
-        method=str(row["method"]),
-        definition=_DEFINITION,
-        note=note if isinstance(note, str) else None,
-    )
+    value, low, high = (float(row[name]) for name in ("learning_rate", "low", "high"))
+    note = row["note"] if isinstance(row["note"], str) else None
+    return Estimate(value, low, high, int(row["n"]), "", row["method"], _DEFINITION, note)
 
 
 def tried_often(costs: pd.DataFrame) -> list[float]:
@@ -103,60 +96,55 @@ def tried_often(costs: pd.DataFrame) -> list[float]:
         Ascending.
     """
     rates, counts = np.unique(costs["learning_rate"], return_counts=True)
-    most = np.sort(counts)[::-1]
-    second = most[1] if len(most) > 1 and most[1] > 1 else most[0]
-    needed = most[0] if (2 * counts >= most[0]).sum() > 1 else second
+    first, second = sorted([0, *counts])[:-3:-1]
+    is_alone = 2 * second < first
+    needed = second if is_alone and second > 1 else first
     return [float(rate) for rate in rates[2 * counts >= needed]]
 
 
-def _row(costs: pd.DataFrame) -> dict[str, object]:
+def _row(costs: pd.DataFrame) -> dict[str, Any]:
     """Return a row of `best_learning_rates` from the costs of one batch."""
     rates, column = np.unique(costs["learning_rate"], return_inverse=True)
     seeds, row = np.unique(costs["seed"], return_inverse=True)
     grid = np.full((len(seeds), len(rates)), np.nan)
     grid[row, column] = costs["cost"]
     often = np.isin(rates, tried_often(costs))
-    rare = [f"{rate:g}" for rate in rates[~often]]
-    note = f"tried by too few seeds to be compared: {', '.join(rare)}" if rare else None
+    rare = ", ".join(f"{rate:g}" for rate in rates[~often])
+    notes = [f"tried by too few seeds to be compared: {rare}"] * bool(rare)
     grid, rates = grid[:, often], rates[often]
     ran = ~np.isnan(grid)
-    if not ran.all(axis=1).any():
+    n_whole = int(ran.all(axis=1).sum())
+    if not n_whole:
         # Rates that few seeds tried cannot be paired with the others.
         most = ran.sum(axis=0) == ran.sum(axis=0).max()
-        grid, rates, ran = grid[:, most], rates[most], ran[:, most]
-        note = _and(note, "rates that fewer seeds tried are left out")
-    elif ran.all(axis=1).sum() < ran.any(axis=1).sum():
-        only = int(ran.all(axis=1).sum())
-        note = _and(note, f"only the {only} seeds that ran at every rate are compared")
-    complete = grid[ran.all(axis=1)]
-    counts = {"n": len(complete), "n_learning_rates": len(rates)}
-    if not len(complete):
-        reason = f"{NOT_IDENTIFIED}: no seed ran at two learning rates"
-        optimum = Optimum(-1, math.nan, -math.inf, math.inf, "none", reason)
-    elif len(rates) == 1:
-        reason = f"{NOT_IDENTIFIED}: one learning rate was tried"
-        best = 0 if np.isfinite(complete).all() else -1
-        optimum = Optimum(best, math.nan, -math.inf, math.inf, "none", reason)
-    else:
+        grid, rates = grid[:, most], rates[most]
+        notes.append("rates that fewer seeds tried are left out")
+    elif n_whole < ran.any(axis=1).sum():
+        notes.append(f"only the {n_whole} seeds that ran at every rate are compared")
+    complete = grid[~np.isnan(grid).any(axis=1)]
+    n, n_rates = complete.shape
+    if n and n_rates > 1:
         optimum = optimum_of(np.log(rates), complete)
-    worked = optimum.best >= 0
-    edge = {0: "lowest", len(rates) - 1: "highest"}.get(optimum.best, "") if worked else ""
-    edge = "single" if worked and len(rates) == 1 else edge
+    else:
+        why = "one learning rate was tried" if n else "no seed ran at two learning rates"
+        only = 0 if n and np.isfinite(complete).all() else -1
+        reason = f"{NOT_IDENTIFIED}: {why}"
+        optimum = Optimum(only, math.nan, -math.inf, math.inf, "none", reason)
+    best, worked = optimum.best, optimum.best >= 0
+    edge = {0: "lowest", n_rates - 1: "highest"}.get(best, "")
+    edge = "single" if edge and n_rates == 1 else edge
     return {
         "learning_rate": math.exp(optimum.value),
         "low": math.exp(optimum.low),
         # Fieller's ends run off without limit where the curvature is hardly there.
         "high": math.inf if optimum.high >= _FARTHEST else math.exp(optimum.high),
-        **counts,
+        "n": n,
+        "n_learning_rates": n_rates,
         "grid_factor": math.exp(optimum.reach) if optimum.reach < _FARTHEST else math.inf,
         "method": optimum.method,
-        "note": _and(note, optimum.note),
-        "grid_learning_rate": float(rates[optimum.best]) if worked else math.nan,
+        "note": "; ".join(filter(None, [*notes, optimum.note])) or None,
+        "grid_learning_rate": float(rates[best]) if worked else math.nan,
         "tuned": worked and not edge,
         "edge": edge,
-        "value_at_best": float(complete[:, optimum.best].mean()) if worked else math.inf,
+        "value_at_best": float(complete[:, best].mean()) if worked else math.inf,
     }
-
-
-def _and(first: object, second: object) -> str | None:
-    return "; ".join(note for note in (first, second) if isinstance(note, str)) or None

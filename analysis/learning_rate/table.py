@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cells import SEEDS
-from batchscape.analysis.targets.schema import check
+from batchscape.analysis.joins import column_of
+from batchscape.analysis.targets.schema import check, with_defaults
 from batchscape.errors import AnalysisError
 
 SERIES = ("group", "target_loss")
@@ -48,63 +49,47 @@ def costs_by_rate(table: pd.DataFrame, value: str) -> pd.DataFrame:
     """
     needed = ("global_batch_size", "learning_rate", "seed", value)
     table = check(table, "a table of runs", needed)
-    seeds = [name for name in SEEDS if name in table]
-    costs = pd.DataFrame(
-        {
-            "group": table["group"].to_numpy() if "group" in table else 0,
-            "target_loss": table["target_loss"].to_numpy(float)
-            if "target_loss" in table
-            else np.nan,
-            "global_batch_size": table["global_batch_size"].to_numpy(dtype=float),
-            "learning_rate": table["learning_rate"].to_numpy(),
-            "seed": _joined(table[seeds]),
-            "row": np.arange(len(table)),
-            "cost": _costs(table, value),
-        }
+    keys = [*SERIES, "global_batch_size", "learning_rate", "seed"]
+    costs = with_defaults(table.filter(keys), {"group": 0, "target_loss": np.nan})[keys]
+    costs = costs.astype({"target_loss": float, "global_batch_size": float}).assign(
+        seed=_joined(table.filter(SEEDS)), row=np.arange(len(table)), cost=_costs(table, value)
     )
-    costs = costs[has_result(table)]
+    costs = costs[has_result(table)].reset_index(drop=True)
     if costs.empty:
-        msg = f"no run has a result: all of them ended as one of {', '.join(_WITHOUT_RESULT)}"
-        raise AnalysisError(msg)
-    keys = ["group", "target_loss", "global_batch_size", "learning_rate", "seed"]
-    if "trajectory_id" in table:
-        # Decompositions and timing repeats of one trajectory are no further draws of its noise.
-        trajectories = table["trajectory_id"].to_numpy()[costs["row"]]
-        repeats = costs.assign(trajectory=trajectories).duplicated([*keys, "trajectory"])
-        costs = costs[~repeats | pd.isna(trajectories)]
+        raise AnalysisError(
+            f"no run has a result: all of them ended as one of {', '.join(_WITHOUT_RESULT)}"
+        )
+    # Decompositions and timing repeats of one trajectory are no further draws of its noise.
+    trajectory = column_of(table, "trajectory_id").to_numpy()[costs["row"]]
+    repeats = costs.assign(trajectory=trajectory).duplicated([*keys, "trajectory"])
+    costs = costs[~repeats | pd.isna(trajectory)]
     twice = costs[costs.duplicated(keys, keep=False)]
     if len(twice):
         first = twice.iloc[0]
-        msg = (
+        raise AnalysisError(
             "one seed has one result at a global batch and learning rate; there are "
             f"{len(twice)} rows that repeat, the first with global_batch_size="
             f"{first['global_batch_size']:g}, learning_rate={first['learning_rate']:g}, seed="
             f"{first['seed']}. Tell different experiments apart by a column `group`, and name "
             "repeats of one trajectory by `trajectory_id`"
         )
-        raise AnalysisError(msg)
     return costs
-
-
-def series_of(costs: pd.DataFrame) -> Iterator[tuple[dict[str, object], pd.DataFrame]]:
-    """Yield each series of a cost table behind its group and target, in order."""
-    for values, rows in costs.groupby(list(SERIES), dropna=False):
-        yield dict(zip(SERIES, values, strict=True)), rows
 
 
 def with_runs(optima: pd.DataFrame, runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Add the runs behind each optimum: those that agree with it in the keys that they have."""
     if "run_id" not in runs:
         return optima
-    keys = [name for name in keys if name in runs]
     plurals = {"run_id": "run_ids", "sweep_dir": "sweep_dirs"}
-    by_optimum = runs.groupby(keys, dropna=False)[[name for name in plurals if name in runs]]
+    by_optimum = runs.groupby([*runs.filter([*keys]).columns], dropna=False)[
+        [*runs.filter([*plurals]).columns]
+    ]
 
     def each(names: pd.Series[str]) -> str:
         return ";".join(sorted(set(names)))
 
-    behind = by_optimum.agg(each)
-    return optima.merge(behind.rename(columns=plurals).reset_index(), on=keys, how="left")
+    behind = by_optimum.agg(each).rename(columns=plurals).reset_index()
+    return optima.merge(behind, how="left")
 
 
 def _joined(seeds: pd.DataFrame) -> NDArray[np.object_]:
@@ -117,16 +102,13 @@ def _joined(seeds: pd.DataFrame) -> NDArray[np.object_]:
 
 def has_result(table: pd.DataFrame) -> NDArray[np.bool_]:
     """Tell which runs have a result: those whose status is not one of `_WITHOUT_RESULT`."""
-    if "status" not in table:
-        return np.ones(len(table), dtype=bool)
-    return ~table["status"].isin(_WITHOUT_RESULT).to_numpy(dtype=bool)
+    return ~column_of(table, "status").isin(_WITHOUT_RESULT).to_numpy(dtype=bool)
 
 
 def _costs(table: pd.DataFrame, value: str) -> NDArray[np.float64]:
     values = table[value].to_numpy()
     lost = ~np.isfinite(values)
     for name in ("status", "outcome"):
-        if name in table:
-            lost |= table[name].isin(_LOSSES).to_numpy()
+        lost |= column_of(table, name).isin(_LOSSES).to_numpy()
     costs = np.log(np.where(lost, 1.0, values)) if value == "steps_to_target" else values
     return np.where(lost, np.inf, costs)

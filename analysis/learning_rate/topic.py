@@ -54,37 +54,37 @@ def learning_rate_section(
     if found is None:
         return None
     table, value, best = found
+    untuned = tuning_warning(table, best) if value == STEPS else None
+    warnings = [untuned] if untuned else []
     answer: list[str] = []
-    warnings: list[str] = []
     headlines: dict[str, Estimate] = {}
     numbers = [int(number) for number in best["group"].unique()]
     several = len(numbers) > 1
     labels = {group: group_name(groups, group) if several else "" for group in numbers}
     for group, label in labels.items():
+        prefix, suffix = (f"{label}: ", f"_{group}") if several else ("", "")
         group_best = best[best["group"] == group]
-        prefix = f"{label}: " if label else ""
-        exponent = exponent_of(group_best)
+        exponent = replace(exponent_of(group_best), group=label)
+        headlines[f"learning_rate_exponent{suffix}"] = exponent
         answer.append(prefix + _answer(group_best, exponent, value, quantity))
-        headlines[f"learning_rate_exponent{f'_{group}' if several else ''}"] = replace(
-            exponent, group=label
-        )
         open_optima = group_best[~is_bounded(group_best)]
         left_out = "; ".join(f"B = {left_out_reason(row)}" for _, row in open_optima.iterrows())
         warnings += [f"{prefix}Left out of the exponent: {left_out}."] if left_out else []
-    untuned = tuning_warning(table, best) if value == STEPS else None
-    warnings = [*([untuned] if untuned else []), *warnings]
     full = with_runs(best, table, ("group", "target_loss", "global_batch_size"))
-    tables = [_optima(full, labels, value, quantity)]
     costs = costs_by_rate(table, value)
-    cost_runs = table.reindex(columns=["sweep_dir", "run_id"]).iloc[costs["row"].to_numpy()]
-    cost_table = costs.drop(columns=["row", "cost"]).assign(
-        **{value: np.exp(costs["cost"]) if value == STEPS else costs["cost"]},
-        **{str(name): column.to_numpy() for name, column in cost_runs.items()},
-    )
+    rows, cost, names = costs.pop("row"), costs.pop("cost"), ["sweep_dir", "run_id"]
+    costs[value] = np.exp(cost) if value == STEPS else cost
+    costs[names] = table.reindex(columns=names).iloc[rows].to_numpy()
     sizes = sorted({*(batches or costs["global_batch_size"])})
-    pictures = learning_rate_charts(cost_table, full, labels, sizes, quantity)
-    curves = {"learning_rate_costs": cost_table}
-    return Section(_TITLE, answer, tables, pictures, warnings, headlines, chart_data=curves)
+    return Section(
+        _TITLE,
+        answer,
+        [_optima(full, labels, value, quantity)],
+        learning_rate_charts(costs, full, labels, sizes, quantity),
+        warnings,
+        headlines,
+        chart_data={"learning_rate_costs": costs},
+    )
 
 
 def _answer(best: pd.DataFrame, exponent: Estimate, value: str, quantity: str) -> str:

@@ -15,11 +15,13 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.special import bdtr
 
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, TWO_SIDED, Estimate
+from batchscape.analysis.estimates import TWO_SIDED
 from batchscape.analysis.joins import column_of
 
 
-def median_with_infinity(low: ArrayLike, high: ArrayLike | None = None) -> Estimate:
+def median_with_infinity(
+    low: ArrayLike, high: ArrayLike | None = None
+) -> tuple[float, float, float]:
     """Return the median of values, where some may be infinite and some known as bounds only.
 
     The median of all lower ends and that of all upper ends bracket the true one. Where they agree
@@ -34,9 +36,10 @@ def median_with_infinity(low: ArrayLike, high: ArrayLike | None = None) -> Estim
 
     Returns
     -------
-    Estimate
-        With value inf where half of the runs or more never reach; its interval has infinite or
-        zero ends where n is too small.
+    tuple of float
+        The median: inf where half of the runs or more never reach, NaN where it is left open. The
+        ends of its interval from order statistics, with exact binomial coverage: 0 and inf where n
+        is too small.
     """
     lower = np.sort(np.asarray(low, dtype=float))
     upper = lower if high is None else np.sort(np.asarray(high, dtype=float))
@@ -45,19 +48,7 @@ def median_with_infinity(low: ArrayLike, high: ArrayLike | None = None) -> Estim
     k = int((bdtr(np.arange(n // 2), n, 0.5) <= 1 - TWO_SIDED).sum())
     ends = (float(lower[k - 1]), float(upper[n - k])) if k > 0 else (0.0, math.inf)
     least, most = float(np.median(lower)), float(np.median(upper))
-    note = None if k > 0 else f"{n} runs bound a median at no level of {LEVEL:.0%}"
-    if least != most:
-        note = f"{NOT_IDENTIFIED}: runs that ended before reaching leave it open from {least:g} on"
-    return Estimate(
-        value=least if least == most else math.nan,
-        low=ends[0],
-        high=ends[1],
-        n=n,
-        unit="",
-        method=f"order statistics with exact binomial coverage over {n} runs",
-        definition="median over runs; a run that diverged counts as infinite",
-        note=note,
-    )
+    return least if least == most else math.nan, *ends
 
 
 def samples_or_bound(reaches: pd.DataFrame) -> pd.Series[float]:

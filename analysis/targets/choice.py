@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import group_name
-from batchscape.analysis.targets.ends import crossing_rows, find_run_rows, last_losses, progress_at
+from batchscape.analysis.targets.ends import crossing_rows, find_run_rows, last_losses, steps_at
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text, list_text
@@ -57,8 +59,7 @@ class ChosenTargets:
     """One sentence for each batch or target that was left out."""
 
 
-@dataclass(frozen=True)
-class _LossRange:
+class _LossRange(NamedTuple):
     easiest: float
     hardest: float
     stop: float
@@ -93,22 +94,22 @@ def choose_targets(
         where = f" for {group_name(groups, group)}" if several else ""
         counted, left_out = _best_runs(runs)
         notes += [
-            f"no target is set by global batch {batch}{where}: {why}" for batch, why in left_out
+            f"no target is set by global batch {batch}{where}: {why}"
+            for batch, why in left_out.items()
         ]
-        if len(counted):
-            counted_curves = curves[curves["run"].isin(counted["run"])]
-            ranges[int(str(group))], unsettled = _settled(_range(counted), counted_curves, n)
+        if counted:
+            losses = _range(runs[runs["run"].isin(counted)])
+            counted_curves = curves[curves["run"].isin(counted)]
+            ranges[int(str(group))], unsettled = _settled(losses, counted_curves, n)
             notes += [f"{unsettled}{where}"] if unsettled else []
         else:
             notes.append(f"no target can be chosen{where}")
     if not ranges:
         lines = ["no target was reached by all seeds of any global batch:", *notes]
         raise AnalysisError("\n  ".join([*lines, "give targets, such as the loss of a good run"]))
-    common = _LossRange(
-        min(r.easiest for r in ranges.values()),
-        max(r.hardest for r in ranges.values()),
-        np.nan if len({r.stop for r in ranges.values()}) > 1 else next(iter(ranges.values())).stop,
-    )
+    easiest, hardest, stops = zip(*ranges.values(), strict=True)
+    stop = stops[0] if len({*stops}) == 1 else np.nan
+    common = _LossRange(min(easiest), max(hardest), stop)
     shared = all(_span(common) >= 0.5 * _span(r) for r in ranges.values())
     chosen = {g: _spaced(common if shared else r, n) for g, r in ranges.items()}
     return ChosenTargets(
@@ -119,9 +120,8 @@ def choose_targets(
 def early_crossings(reaches: pd.DataFrame) -> tuple[int, int]:
     """Count the runs that first met their target early, and the runs that reached it."""
     steps = reaches["steps_to_target"].astype(float)
-    reached = reaches["outcome"].eq("reached") if "outcome" in reaches else np.isfinite(steps)
     first = reaches.get("first_steps_to_target", steps).astype(float)
-    return int((reached & (first < (1 - EARLIER) * steps)).sum()), int(reached.sum())
+    return int((first < (1 - EARLIER) * steps).sum()), int(np.isfinite(steps).sum())
 
 
 def why_unsettled(reaches: pd.DataFrame) -> str | None:
@@ -139,21 +139,19 @@ def _settled(losses: _LossRange, curves: pd.DataFrame, n: int) -> tuple[_LossRan
     """Raise the hardest target until it is settled; return a note on one that was passed over."""
     if losses.stop >= losses.hardest or not losses.easiest > losses.hardest:
         return losses, None
-    places = np.linspace(losses.hardest, losses.easiest, _PLACES, endpoint=False)
-    # As it will be quoted: rounding may put a target where another loss is crossed.
-    quoted = [_spaced(replace(losses, hardest=float(place)), n)[-1] for place in places]
-    whys = (why_unsettled(_both_crossings(curves, target)) for target in quoted)
-    first = next(whys)
-    if first is None:
-        return losses, None
-    settled = next((p for p, why in zip(places[1:], whys, strict=True) if why is None), None)
-    if settled is None:
-        return (
-            losses,
-            f"no target that all runs reached is settled: at {losses.hardest:.4g} {first}",
-        )
-    text = f"no target is set below {settled:.4g}: at {losses.hardest:.4g}, which all reached, "
-    return replace(losses, hardest=float(settled)), text + first
+    passed = None
+    for place in np.linspace(losses.hardest, losses.easiest, _PLACES, endpoint=False).tolist():
+        settled = losses._replace(hardest=place)
+        # As it will be quoted: rounding may put a target where another loss is crossed.
+        why = why_unsettled(_both_crossings(curves, _spaced(settled, n)[-1]))
+        if why is None:
+            note = (
+                f"no target is set below {place:.4g}: at {losses.hardest:.4g}, which all reached, "
+            )
+            return settled, passed and note + passed
+        passed = passed or why
+    note = f"no target that all runs reached is settled: at {losses.hardest:.4g} {passed}"
+    return losses, note
 
 
 def _both_crossings(curves: pd.DataFrame, target: float) -> pd.DataFrame:
@@ -161,39 +159,35 @@ def _both_crossings(curves: pd.DataFrame, target: float) -> pd.DataFrame:
     runs = find_run_rows(curves)
     loss = curves["loss"].to_numpy(dtype=float)
     first, sustained, _ = crossing_rows((loss <= target) & (loss > -np.inf), runs)
-    steps = {}
-    for name, row in (("first_steps_to_target", first), ("steps_to_target", sustained)):
-        upper = np.minimum(row, runs.last)
-        crossing_steps = progress_at(curves, upper, upper == runs.start, target)["steps_to_target"]
-        steps[name] = np.where(row <= runs.last, crossing_steps, np.nan)
-    return pd.DataFrame(steps)
+    steps = {"first_steps_to_target": first, "steps_to_target": sustained}
+    return pd.DataFrame({name: steps_at(curves, row, runs, target) for name, row in steps.items()})
 
 
-def _best_runs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple[int, str]]]:
-    """Keep the runs at each batch's best learning rate; name the batches without one."""
-    rates = runs["learning_rate"] if "learning_rate" in runs else pd.Series(0.0, runs.index)
-    runs = runs.assign(rate=rates.fillna(0.0), worst=runs["final_loss"].fillna(np.inf))
-    best_parts, left_out = [], []
+def _best_runs(runs: pd.DataFrame) -> tuple[list[int], dict[object, str]]:
+    """Choose the runs at each batch's best learning rate; say why batches have none."""
+    rates = column_of(runs, "learning_rate").fillna(0.0)
+    runs = runs.assign(rate=rates, worst=runs["final_loss"].fillna(np.inf))
+    counted: list[int] = []
+    left_out: dict[object, str] = {}
     for batch, cell in runs.groupby("global_batch_size"):
         worst = cell.groupby("rate")["worst"].max()
-        best = cell[cell["rate"].eq(float(str(worst.idxmin())))]
-        if np.isfinite(best["worst"]).all():
-            best_parts.append(best)
+        if np.isfinite(worst.min()):
+            is_best = cell["rate"].eq(float(str(worst.idxmin())))
+            counted += cell["run"][is_best].tolist()
             continue
         losses = cell["final_loss"]
         kinds = {"diverged": losses.eq(np.inf), "measured no loss": losses.isna()}
-        counts = [f"{int(lost.sum())} {what}" for what, lost in kinds.items() if lost.any()]
+        counts = [f"{lost.sum()} {what}" for what, lost in kinds.items() if lost.any()]
         where = "at every learning rate some run is lost: " if len(worst) > 1 else ""
         runs_text = f"of {count_text(len(cell), 'run')}, {list_text(counts, 'and')}"
-        left_out.append((int(str(batch)), where + runs_text))
-    return (pd.concat(best_parts) if best_parts else runs.iloc[:0]), left_out
+        left_out[batch] = where + runs_text
+    return counted, left_out
 
 
 def _range(runs: pd.DataFrame) -> _LossRange:
-    stop = np.nan
-    if {"stop_target_loss", "stop_reason"} <= set(runs) and runs["stop_reason"].eq("target").any():
-        stops = runs["stop_target_loss"].dropna().unique()
-        stop = float(stops[0]) if len(stops) == 1 else np.nan
+    stops = column_of(runs, "stop_target_loss").dropna().unique()
+    is_stopped = column_of(runs, "stop_reason").eq("target").any() and len(stops) == 1
+    stop = float(stops[0]) if is_stopped else np.nan
     return _LossRange(float(runs["settled_loss"].min()), float(runs["final_loss"].max()), stop)
 
 
@@ -203,17 +197,17 @@ def _span(losses: _LossRange) -> float:
 
 def _spaced(losses: _LossRange, n: int) -> tuple[float, ...]:
     """Space targets evenly in loss, each rounded up; the hardest alone where there is no range."""
-    hardest = losses.stop if losses.stop >= losses.hardest else losses.hardest
+    is_stopped = losses.stop >= losses.hardest
+    hardest = losses.stop if is_stopped else losses.hardest
     easiest = max(losses.easiest, hardest)
     step = (easiest - hardest) / max(n, 2)
     # Digits that tell targets apart at this spacing, with one to spare.
     spacing = step if step > 0 else max(abs(hardest), 1e-6) / 500
     decimals = min(math.ceil(-math.log10(spacing / 5)), _MOST_DECIMALS)
-    rounded = [
-        hardest if i == 0 and hardest == losses.stop else _ceil(hardest + i * step, decimals)
-        for i in range(n)
-    ]
-    below = [t for t in dict.fromkeys(rounded) if t < easiest]
+    rounded = [_ceil(hardest + i * step, decimals) for i in range(n)]
+    if is_stopped:
+        rounded[0] = hardest
+    below = {target for target in rounded if target < easiest}
     return tuple(sorted(below or rounded[:1], reverse=True))
 
 

@@ -26,17 +26,19 @@ from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from batchscape.analysis.targets.choice import ChosenTargets, choose_targets
 from batchscape.analysis.targets.curves import IDENTITY
 from batchscape.analysis.targets.ends import (
     TO_TARGET,
+    Flags,
+    Floats,
     RunRows,
     crossing_rows,
     diverged_runs,
     find_run_rows,
     progress_at,
+    steps_at,
 )
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
@@ -45,8 +47,6 @@ Crossing = Literal["sustained", "first", "first_evaluation"]
 
 _SEEN_AT_END = {"tokens_low": "tokens", "time_low_s": "train_time_s"}
 """Columns of what a run without the target had seen in the end, and of its progress."""
-
-_Floats = NDArray[np.float64]
 
 
 def steps_to_target(
@@ -84,15 +84,13 @@ def steps_to_target(
         one was met before the training began.
     """
     if crossing not in get_args(Crossing):
-        msg = f"crossing is one of {', '.join(get_args(Crossing))}, got {crossing!r}"
-        raise AnalysisError(msg)
+        raise AnalysisError(f"crossing is one of {', '.join(get_args(Crossing))}, got {crossing!r}")
     curves = tidy_curves(curves)
     targets_by_group: Mapping[int, Sequence[float]]
     if targets is None or isinstance(targets, ChosenTargets):
         targets_by_group = (targets or choose_targets(curves)).by_group
     elif not len(targets) or not np.isfinite(np.asarray(targets, dtype=float)).all():
-        msg = f"targets are finite losses, one at least, got {list(targets)}"
-        raise AnalysisError(msg)
+        raise AnalysisError(f"targets are finite losses, one at least, got {list(targets)}")
     else:
         targets = [float(target) for target in targets]
         targets_by_group = dict.fromkeys(map(int, curves["group"].unique()), targets)
@@ -113,7 +111,7 @@ def steps_to_target(
 def _reaches(
     curves: pd.DataFrame,
     runs: RunRows,
-    diverged: NDArray[np.bool_],
+    diverged: Flags,
     target: float,
     crossing: Crossing,
 ) -> pd.DataFrame:
@@ -129,8 +127,6 @@ def _reaches(
     upper = np.where(reached, crossing_row, runs.last)
     # A run's first row has none before it to interpolate from.
     values = progress_at(curves, upper, (upper == runs.start) | as_measured, target)
-    first_upper = np.minimum(first, runs.last)
-    first_steps = progress_at(curves, first_upper, first_upper == runs.start, target)
     before = np.where(upper > runs.start, step[upper - 1], 0.0)
     pruned = curves["status"].iloc[runs.last].eq("pruned").to_numpy(dtype=bool)
     to_target = {name: np.where(reached, values[name], np.nan) for name in TO_TARGET}
@@ -147,14 +143,10 @@ def _reaches(
             "steps_low": low,
             "steps_high": high,
             **{
-                name: np.where(
-                    reached | diverged, np.nan, curves[progress].to_numpy(dtype=float)[runs.last]
-                )
+                name: np.where(reached | diverged, np.nan, curves[progress].iloc[runs.last])
                 for name, progress in _SEEN_AT_END.items()
             },
-            "first_steps_to_target": np.where(
-                first <= runs.last, first_steps["steps_to_target"], np.nan
-            ),
+            "first_steps_to_target": steps_at(curves, first, runs, target),
             "crossing": crossing,
             "interpolation_error": error,
             "confirmed_by": np.where(reached, confirmed["first" if as_measured else crossing], 0),
@@ -163,14 +155,13 @@ def _reaches(
 
 
 def _refuse_met_at_start(
-    loss: _Floats, step: _Floats, runs: RunRows, met: NDArray[np.bool_], target: float
+    loss: Floats, step: Floats, runs: RunRows, met: Flags, target: float
 ) -> None:
     early = met[runs.start] & (step[runs.start] == 0)
     if early.any():
         lowest = loss[runs.start[early]].min()
-        msg = (
+        raise AnalysisError(
             f"a target is reached by training, and {target:g} was met before the first optimizer "
             f"step by {early.sum()} of {len(early)} runs, whose losses begin at {lowest:g} and on; "
             "give a lower target"
         )
-        raise AnalysisError(msg)

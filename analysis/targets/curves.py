@@ -6,12 +6,11 @@ each of its rows, so that the table needs no other beside it. Columns: `docs/ana
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from batchscape.analysis.cells import Cells, follows, geometry_label
 from batchscape.analysis.hardware import is_timed_alone, was_started
@@ -83,28 +82,24 @@ def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
     """
     runs = cells.runs[was_started(cells.runs) & ~is_timed_alone(cells.runs)]
     if runs.empty:
-        msg = f"no run was started: all {len(cells.runs)} are pending, rejected or only timed"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"no run was started: all {len(cells.runs)} are pending, rejected or only timed"
+        )
     rows = rows_of(runs, tables.evals, [*PROGRESS, "eval_loss"])
     rows = rows.rename(columns={"eval_loss": "loss"})
     if rows["loss"].isna().all():
-        msg = (
+        raise AnalysisError(
             f"none of the {len(runs)} runs measured its held-out loss; set evaluation.every_samples"
         )
-        raise AnalysisError(msg)
-    rows = _ordered(rows)
-    silent = np.setdiff1d(np.arange(len(runs)), rows["run"].to_numpy())
-    if len(silent):
-        start = pd.DataFrame({"run": silent, "loss": np.nan, **dict.fromkeys(PROGRESS, 0.0)})
-        rows = pd.concat([rows, start]).sort_values("run", kind="stable")
-    rows = only_what_counts(rows, runs)
-    position = rows["run"].to_numpy()
-    identity = _identity(cells, runs)
-    columns = {name: column.array.take(position) for name, column in identity.items()}
-    curves = pd.DataFrame(columns).reindex(columns=list(IDENTITY))
-    for name in (*PROGRESS, "loss"):
-        curves[name] = rows[name].to_numpy()
-    return curves
+    silent = np.setdiff1d(np.arange(len(runs)), rows["run"])
+    start = pd.DataFrame({"run": silent, "loss": np.nan, **dict.fromkeys(PROGRESS, 0.0)})
+    # Of a step that was measured twice the last counts.
+    place = ["run", "optimizer_step"]
+    rows = pd.concat([rows, start]).sort_values(place, kind="stable", ignore_index=True)
+    rows = only_what_counts(rows.drop_duplicates(place, keep="last", ignore_index=True), runs)
+    identity = _identity(cells, runs).reindex(columns=[*IDENTITY])
+    of_rows = identity.take(rows["run"].to_numpy()).reset_index(drop=True)
+    return of_rows.join(rows[[*PROGRESS, "loss"]])
 
 
 def only_what_counts(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -136,7 +131,7 @@ def curve_groups(cells: Cells, across: Collection[str] = ()) -> pd.DataFrame:
     table = cells.table.loc[np.sort(started)]
     varied = ["global_batch_size", *(n for n in (*_LEARNING_RATE, *across) if n in table)]
     names = [n for n in cells.settings if n not in {*_LEARNING_RATE, *_WHERE_ONLY, *across}]
-    table = table.assign(**{name: table[name].astype(object).fillna(MISSING) for name in names})
+    table[names] = table[names].astype(object).fillna(MISSING)
     # Names say most, and a hash least: the first that tells groups apart is what they are called.
     for name in sorted(names, key=lambda n: (n != _DATA, n.endswith(".name"))):
         other_settings = [setting for setting in names if setting != name]
@@ -149,8 +144,7 @@ def curve_groups(cells: Cells, across: Collection[str] = ()) -> pd.DataFrame:
     beside = [n for n in cells.key_settings if "." in n and n.partition(".")[0] in groups]
     beside = [n for n in beside if n in table and names and follows(table, names, n)]
     names = [n for n in cells.settings if n in {*names, *beside}]
-    group = table.groupby(names, sort=False).ngroup() if names else table["micro_batch_size"] * 0
-    group = group.astype("int64")
+    group = table.groupby(names or np.zeros(len(table)), sort=False).ngroup()
     members = [tuple(map(int, group.index[group.eq(number)])) for number in range(group.nunique())]
     group_table = table.assign(group=group).drop_duplicates("group").set_index("group")[names]
     group_table.insert(0, "label", group_labels(group_table))
@@ -158,37 +152,28 @@ def curve_groups(cells: Cells, across: Collection[str] = ()) -> pd.DataFrame:
 
 
 def _identity(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
-    groups = curve_groups(cells)
-    group_of = {cell: group for group, members in groups["cells"].items() for cell in members}
-    rates = [name for name in _LEARNING_RATE if name in runs]
-    numbers: dict[str, Any] = {
+    members = curve_groups(cells)["cells"].explode()
+    numbers = {
         "run": np.arange(len(runs)),
-        "group": runs["cell"].map(group_of).to_numpy(dtype=np.int64),
-        "global_batch_size": runs["global_batch_size"].to_numpy(dtype=np.int64),
-        "seed": _numbers(runs, ["seed"]),
-        "learning_rate": _numbers(runs, rates),
-        "stop_target_loss": _numbers(runs, ["budget.target_loss"]),
-        "averaged": _numbers(runs, ["evaluation.ema_half_life_tokens"]) > 0,
-        "cell": runs["cell"].to_numpy(dtype=np.int64),
+        "group": runs["cell"].map(pd.Series(members.index, index=members)),
+        "global_batch_size": runs["global_batch_size"],
+        "cell": runs["cell"],
     }
-    texts = {name: pd.Categorical(runs[name].astype(object)) for name in _TEXTS if name in runs}
-    cut = runs["cell"].map(geometry_label(cells.table).where(cells.of_programs(), None))
-    return pd.DataFrame({**numbers, **texts, "program_cut": pd.Categorical(cut)})
+    columns: dict[str, Any] = {
+        "seed": _numbers(runs, "seed"),
+        "learning_rate": _numbers(runs, *_LEARNING_RATE),
+        "stop_target_loss": _numbers(runs, "budget.target_loss"),
+        "averaged": _numbers(runs, "evaluation.ema_half_life_tokens") > 0,
+        **{name: pd.Categorical(runs[name].astype(object)) for name in runs.filter(_TEXTS).columns},
+        "program_cut": pd.Categorical(
+            runs["cell"].map(geometry_label(cells.table).where(cells.of_programs(), None))
+        ),
+    }
+    return pd.DataFrame(numbers, index=runs.index, dtype=np.int64).assign(**columns)
 
 
-def _numbers(runs: pd.DataFrame, names: Sequence[str]) -> NDArray[np.float64]:
+def _numbers(runs: pd.DataFrame, *names: str) -> pd.Series[float]:
     """Take the first of some columns that is known, run by run."""
-    values: pd.Series[float] = pd.Series(np.nan, index=runs.index)
-    for name in (name for name in names if name in runs):
-        values = values.fillna(pd.to_numeric(runs[name], errors="coerce").astype(float))
-    return np.asarray(values, dtype=np.float64)
-
-
-def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort by run and optimizer step; of a step that was measured twice, keep the last."""
-    run, step = rows["run"].to_numpy(), rows["optimizer_step"].to_numpy()
-    is_same_run = run[1:] == run[:-1]
-    if ((run[1:] > run[:-1]) | (is_same_run & (step[1:] > step[:-1]))).all():
-        return rows
-    rows = rows.sort_values(["run", "optimizer_step"], kind="stable")
-    return rows.drop_duplicates(["run", "optimizer_step"], keep="last")
+    columns = runs.reindex(columns=names).apply(pd.to_numeric, errors="coerce").astype(float)
+    first: pd.Series[float] = columns.bfill(axis=1).iloc[:, 0]
+    return first

@@ -19,11 +19,16 @@ TO_TARGET = {
 """Columns of what it took, and the columns of progress that they count."""
 
 
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+
+
 class RunRows(NamedTuple):
     """Curves cut into runs: row numbers, one of each a run."""
 
-    start: NDArray[np.int64]
-    last: NDArray[np.int64]
+    start: Places
+    last: Places
 
 
 def find_run_rows(curves: pd.DataFrame) -> RunRows:
@@ -33,17 +38,15 @@ def find_run_rows(curves: pd.DataFrame) -> RunRows:
     return RunRows(start, last)
 
 
-def diverged_runs(curves: pd.DataFrame, runs: RunRows) -> NDArray[np.bool_]:
+def diverged_runs(curves: pd.DataFrame, runs: RunRows) -> Flags:
     """Tell which runs diverged, by status or because a last loss after training is not finite."""
     last = curves.iloc[runs.last]
     lost = ~np.isfinite(last["loss"].to_numpy(dtype=float)) & (last["optimizer_step"] > 0)
-    is_diverged: NDArray[np.bool_] = (last["status"].eq("diverged") | lost).to_numpy(dtype=bool)
+    is_diverged: Flags = (last["status"].eq("diverged") | lost).to_numpy(dtype=bool)
     return is_diverged
 
 
-def crossing_rows(
-    met: NDArray[np.bool_], runs: RunRows
-) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+def crossing_rows(met: Flags, runs: RunRows) -> tuple[Places, Places, dict[str, Places]]:
     """Find the rows of both crossings of each run, past its last where there is none.
 
     Also count, for each kind, the rows right after it that meet the target too.
@@ -63,8 +66,8 @@ def crossing_rows(
 
 
 def progress_at(
-    curves: pd.DataFrame, upper: NDArray[np.int64], is_first: NDArray[np.bool_], target: float
-) -> dict[str, NDArray[np.float64]]:
+    curves: pd.DataFrame, upper: Places, is_first: Flags, target: float
+) -> dict[str, Floats]:
     """Read all progress at the crossing between row `upper` and the one before, run by run."""
     lower = np.where(is_first, upper, upper - 1)
     loss = curves["loss"].to_numpy(dtype=float)
@@ -84,6 +87,13 @@ def progress_at(
         # A rounding beyond the bracket would contradict it.
         values[name] = np.clip(between, column[lower], column[upper])
     return values
+
+
+def steps_at(curves: pd.DataFrame, rows: Places, runs: RunRows, target: float) -> Floats:
+    """Read the optimizer steps at the crossing before each of these rows; NaN past a run's last."""
+    upper = np.minimum(rows, runs.last)
+    steps = progress_at(curves, upper, upper == runs.start, target)["steps_to_target"]
+    return np.where(rows <= runs.last, steps, np.nan)
 
 
 def last_losses(curves: pd.DataFrame) -> pd.DataFrame:

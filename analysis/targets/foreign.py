@@ -15,7 +15,6 @@ and Parquet that it wrote has a null for both. There a loss without a number is 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +26,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchscape.analysis.joins import column_of
-from batchscape.analysis.targets.columns import plain, recognise
+from batchscape.analysis.targets.columns import ALIASES, plain, recognise
 from batchscape.analysis.targets.curves import PROGRESS
 from batchscape.analysis.targets.ends import TO_TARGET, find_run_rows, last_losses
-from batchscape.analysis.targets.schema import MISSING, NAN, check, refuse_rows
+from batchscape.analysis.targets.schema import MISSING, check, refuse_rows
 from batchscape.analysis.targets.summary import tidy_reaches
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
@@ -44,7 +43,8 @@ _ENDINGS = {
     ".jsonl": "lines",
     ".ndjson": "lines",
 }
-_SEPARATORS = (";", "\t", ",", "|")
+_SEPARATORS = {"csv": (",", "','"), "tsv": ("\t", "a tab")}
+"""What stands between the columns of a text file, and its name."""
 _SHOWN = 60
 """Characters of a line that a message quotes at most."""
 _CURVES = ("a table of losses", ("global_batch_size", "loss"), (*PROGRESS, "loss"))
@@ -54,30 +54,28 @@ _REACHES = (
     (*TO_TARGET, "target_loss"),
 )
 """What a table should be, the columns that it needs, and the numbers that are read."""
-STATUS_WORDS: dict[Status, tuple[str, ...]] = {
-    Status.COMPLETED: (
-        *("complete", "finished", "finish", "done", "success", "succeeded", "successful"),
-    ),
-    Status.DIVERGED: (),
-    Status.PRUNED: (),
-    Status.FAILED: (
-        *("fail", "failure", "error", "errored", "crashed", "crash", "node_fail", "boot_fail"),
-    ),
-    Status.OOM: ("out_of_memory",),
-    Status.TIMEOUT: ("timed_out", "time_out", "deadline"),
-    Status.INTERRUPTED: (
-        *("killed", "cancelled", "canceled", "aborted", "preempted", "preempting"),
-        *("user_canceled", "sys_canceled"),
-    ),
-    Status.RUNNING: ("in_progress", "completing"),
-    Status.PENDING: ("waiting", "queued", "scheduled", "not_started", "paused", "suspended"),
-    Status.REJECTED: (),
+_TEXTS = ("status", "outcome", "trajectory_id")
+STATUS_WORDS = {
+    status: words.split()
+    for status, words in {
+        Status.COMPLETED: "complete finished finish done success succeeded successful",
+        Status.DIVERGED: "",
+        Status.PRUNED: "",
+        Status.FAILED: "fail failure error errored crashed crash node_fail boot_fail",
+        Status.OOM: "out_of_memory",
+        Status.TIMEOUT: "timed_out time_out deadline",
+        Status.INTERRUPTED: "killed cancelled canceled aborted preempted preempting user_canceled "
+        "sys_canceled",
+        Status.RUNNING: "in_progress completing",
+        Status.PENDING: "waiting queued scheduled not_started paused suspended",
+        Status.REJECTED: "",
+    }.items()
 }
 """Beside our own words those of W&B, Optuna, MLflow, Slurm, Ax and NNI, each of one meaning in all
 of them. What is `TERMINATED` to Ray, `stopped` to ClearML or
 `early_stopped` to Ax is not."""
 _STATUS_OF = {
-    word: status for status, words in STATUS_WORDS.items() for word in (status.value, *words)
+    word: status.value for status, words in STATUS_WORDS.items() for word in (status.value, *words)
 }
 _SAME_UNIT = 0.01
 _NAMED = 6
@@ -155,11 +153,6 @@ def as_table(table: pd.DataFrame, options: ReadOptions = DEFAULT_OPTIONS) -> For
         run is there twice, a NaN, a status or the number of a step may stand for two things, or of
         final losses none is left.
     """
-    for name in options.group:
-        if name not in table:
-            have = ", ".join(map(str, table.columns))
-            msg = f"--group {name}: the table has no such column; it has: {have}"
-            raise AnalysisError(msg)
     foreign, (table, notes) = table, recognise(table, options.columns)
     group, labels, numbers = _groups(foreign, table, options.group)
     has_loss = _has_loss(table, options.minimise)
@@ -168,38 +161,37 @@ def as_table(table: pd.DataFrame, options: ReadOptions = DEFAULT_OPTIONS) -> For
     losses, columns = column_of(table, "loss"), ("global_batch_size", "learning_rate", *others)
     texts = ("seed", "run") if has_loss else ("seed", "run", "outcome")
     table = check(table, what, needed, (*columns, *texts)).reset_index(drop=True)
-    rows = table[[name for name in columns if name in table]].assign(group=numbers)
-    names = ("status", "outcome", "trajectory_id")
-    rows = rows.assign(**{n: table[n].to_numpy(dtype=object) for n in names if n in table})
-    rows = _steps_done(_statuses(rows, notes), options.first_step)
+    rows = table.filter(columns).assign(group=numbers).join(table.filter(_TEXTS).astype(object))
+    _translate_statuses(rows, notes)
+    _count_from_1(rows, options.first_step)
     rows["seed"] = _seeds(table, notes)
     if has_loss:
-        rows = _runs(table, rows, notes)
-    elif "run" in table:
+        rows["run"] = _runs(table, rows, notes)
+    if "run" in table:
         rows["run_id"] = table["run"].astype(str)
     _refuse_mixed_units(rows)
     if len(labels) > 1:
         group_names = list_text(labels.values(), "and", _NAMED)
         notes.append(f"{len(labels)} groups, never pooled: {group_names}")
-    notes += _unused(table, rows, group)
+    notes += _unused(table.drop(columns=[*ALIASES, *group], errors="ignore"), rows)
     if not has_loss:
         return ForeignTable("reaches", _reaches(rows), labels, tuple(notes))
-    minimise = options.minimise
     has_progress = bool({"optimizer_step", "samples"} & set(rows))
     # Where nothing says how far a run was, its only loss is its last.
     rows = rows if has_progress else rows.assign(optimizer_step=1.0)
     rows = _measured(rows, losses, options.nan, notes)
-    is_run_unique = rows["run"].is_unique
+    is_run_unique, minimise = rows["run"].is_unique, options.minimise
     if not has_progress and (minimise == "steps" or not is_run_unique):
-        msg = (
+        calls = _LOG_CALLS if {"_step", "Step"} & set(table) else ""
+        raise AnalysisError(
             "a table of loss curves needs optimizer_step or samples: how far a run was at each "
             "loss. A table of final losses needs neither, but has one row a run: a column `seed` "
-            "or `run` tells runs apart"
-        ) + (_LOG_CALLS if {"_step", "Step"} & set(table) else "")
-        raise AnalysisError(msg)
-    _refuse_steps_from_0(rows, options.first_step)
+            f"or `run` tells runs apart{calls}"
+        )
+    if options.first_step is None:
+        _refuse_steps_from_0(rows)
     curves = tidy_curves(rows)
-    if minimise == "steps" or (minimise is None and not is_run_unique):
+    if (minimise or ("loss" if is_run_unique else "steps")) == "steps":
         return ForeignTable("curves", curves, labels, tuple(notes))
     if minimise is None:
         notes.append(
@@ -221,24 +213,22 @@ def _has_loss(table: pd.DataFrame, minimise: str | None) -> bool:
     """Tell whether to read the losses of the table (else its steps to target)."""
     has_both = {"loss", "steps_to_target"} <= set(table)
     if has_both and minimise is None:
-        msg = (
+        raise AnalysisError(
             "the table has both loss and steps_to_target, and one is analysed: choose "
             "--minimise loss or --minimise steps"
         )
-        raise AnalysisError(msg)
-    charts = [str(name) for name in table if _OF_CHART.search(str(name))]
-    if "global_batch_size" not in table and charts:
-        msg = (
+    charts = table.filter(regex=_OF_CHART).columns
+    if "global_batch_size" not in table and len(charts):
+        raise AnalysisError(
             f"the table is that of a chart, as W&B exports it: one column a run ({charts[0]}), and "
             "nothing says its global batch. The analysis reads one row a measurement (run, "
             "global_batch_size, optimizer_step, loss): write the history of each run with its "
             "batch from its config (wandb.Api().runs(...), run.history())"
         )
-        raise AnalysisError(msg)
     return minimise == "loss" or ("loss" in table and not has_both)
 
 
-_OF_CHART = re.compile(r" - .*(?<!__MIN)(?<!__MAX)$")
+_OF_CHART = r" - .*(?<!__MIN)(?<!__MAX)$"
 """How W&B names the column of a run in a chart: `b8s0 - eval/loss`."""
 
 
@@ -246,21 +236,22 @@ def read_file(path: Path) -> pd.DataFrame:
     """Read a file as text and objects, so that a missing value (None) and `nan` stay apart."""
     kind = _ENDINGS.get(path.suffix.lower())
     if kind is None:
-        msg = f"{path}: a table is a file that ends in {', '.join(_ENDINGS)}"
-        raise AnalysisError(msg)
+        raise AnalysisError(f"{path}: a table is a file that ends in {', '.join(_ENDINGS)}")
     try:
-        _refuse_separator(path, kind)
         if kind == "parquet":
             # pandas writes one NaN for both; other writers keep null and NaN apart.
             from_pandas = pq.read_schema(path).pandas_metadata is not None
-            return (
-                pd.read_parquet(path)
-                if from_pandas
-                else pd.read_parquet(path, dtype_backend="pyarrow")
-            )
+            if from_pandas:
+                return pd.read_parquet(path)
+            return pd.read_parquet(path, dtype_backend="pyarrow")
         if kind == "lines":
-            return _lines(path)
-        separator = "," if kind == "csv" else "\t"
+            # pandas would read null, NaN and an absent key alike.
+            lines = path.read_text(encoding="utf-8").split("\n")
+            rows = [json.loads(line, parse_constant=str) for line in lines if line.strip()]
+            names = dict.fromkeys(name for row in rows for name in row)
+            return pd.DataFrame({n: [row.get(n) for row in rows] for n in names}, dtype=object)
+        separator, separator_name = _SEPARATORS[kind]
+        _refuse_separator(path, separator, separator_name)
         texts = pd.read_csv(
             path, sep=separator, skipinitialspace=True, dtype=str, keep_default_na=False
         )
@@ -268,48 +259,26 @@ def read_file(path: Path) -> pd.DataFrame:
         filled: pd.DataFrame = texts.where(texts.ne(""), None)
         return filled
     except FileNotFoundError:
-        msg = f"{path}: there is no such file"
-        raise AnalysisError(msg) from None
+        raise AnalysisError(f"{path}: there is no such file") from None
     except (OSError, ValueError, OverflowError, TypeError, AttributeError) as error:
         # Whatever a parser stumbles over (its errors are ValueErrors, pyarrow's too).
         reason = " ".join(str(error).split()) or type(error).__name__
-        msg = f"{path} cannot be read as {kind}: {reason}"
-        raise AnalysisError(msg) from None
+        raise AnalysisError(f"{path} cannot be read as {kind}: {reason}") from None
 
 
-def _lines(path: Path) -> pd.DataFrame:
-    """Read JSON lines; pandas would read null, NaN and an absent key alike."""
-    with path.open(encoding="utf-8") as file:
-        rows: list[dict[str, Any]] = [json.loads(line) for line in file if line.strip()]
-    names = dict.fromkeys(name for row in rows for name in row.keys())  # noqa: SIM118
-    columns = {
-        name: ["nan" if _is_nan(row.get(name)) else row.get(name) for row in rows] for name in names
-    }
-    return pd.DataFrame({name: pd.Series(values, dtype=object) for name, values in columns.items()})
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and value != value  # noqa: PLR0124
-
-
-def _refuse_separator(path: Path, kind: str) -> None:
+def _refuse_separator(path: Path, separator: str, name: str) -> None:
     """Refuse a text file whose first line has another separator than its ending says."""
-    separator = {"csv": ",", "tsv": "\t"}.get(kind)
-    if separator is None:
-        return
     with path.open(encoding="utf-8", errors="replace") as file:
         first = file.readline().strip()
-    likely = max(_SEPARATORS, key=first.count)
-    if separator in first or not first.count(likely):
+    likely = max(";\t,|", key=first.count)
+    if separator in first or likely not in first:
         return
-    names = {",": "','", "\t": "a tab"}
-    msg = (
-        f"{path}: a {path.suffix} file is read with {names[separator]} between its columns, and "
-        f"its first line, {first[:_SHOWN]!r}, has none; the separator looks like "
-        f"{names.get(likely, repr(likely))}. Write it with {names[separator]}, and numbers with a "
-        "decimal point"
+    likely_name = dict(_SEPARATORS.values()).get(likely, repr(likely))
+    raise ValueError(
+        f"a {path.suffix} file is read with {name} between its columns, and its first line, "
+        f"{first[:_SHOWN]!r}, has none; the separator looks like {likely_name}. Write it with "
+        f"{name}, and numbers with a decimal point"
     )
-    raise AnalysisError(msg)
 
 
 def pooled_groups(
@@ -325,94 +294,87 @@ def pooled_groups(
 def _groups(
     table: pd.DataFrame, renamed: pd.DataFrame, names: Sequence[str]
 ) -> tuple[Sequence[str], dict[int, str], NDArray[np.int64]]:
-    """Number the groups by the columns asked for and the table's own column of them."""
-    if "group" in renamed:
-        group_column = str(table.columns[renamed.columns.get_loc("group")])
-        names = [group_column, *(name for name in names if name != group_column)]
-    if not names:
-        return names, {0: ""}, np.zeros(len(table), dtype=np.int64)
-    missing = table[list(names)].isna().any(axis=1)
+    """Number the groups by the table's own column of them and the columns asked for."""
+    for name in names:
+        if name not in table:
+            have = ", ".join(map(str, table.columns))
+            raise AnalysisError(f"--group {name}: the table has no such column; it has: {have}")
+    names = [*dict.fromkeys([*table.columns[renamed.columns == "group"], *names])]
+    values = table[names]
+    missing = values.isna().any(axis=1)
     if missing.any():
-        msg = f"each row says its group; {missing.sum()} rows lack {list_text(names)}"
-        raise AnalysisError(msg)
-    texts = table[list(names)].astype(str)
-    joined = [", ".join(row) for row in texts.itertuples(index=False)]
-    codes, unique_texts = pd.factorize(np.array(joined, dtype=object))
-    labels = {number: str(label) for number, label in enumerate(unique_texts)}
-    return names, labels, codes.astype(np.int64)
+        raise AnalysisError(
+            f"each row says its group; {missing.sum()} rows lack {list_text(names)}"
+        )
+    joined = [", ".join(row) for row in values.astype(str).to_numpy(dtype=object)]
+    codes, labels = pd.factorize(np.array(joined, dtype=object))
+    return names, dict(enumerate(labels)), codes
 
 
-def _statuses(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+def _translate_statuses(rows: pd.DataFrame, notes: list[str]) -> None:
     """Translate statuses to our words; refuse words that are not known to have one meaning."""
-    if "status" not in rows:
-        return rows
-    texts = rows["status"].dropna().astype(str)
+    texts = column_of(rows, "status").dropna().astype(str)
     # `TrialState.FAIL` of Optuna, `CANCELLED by 1000` of Slurm.
     words = {text: text.rpartition(".")[2].partition(" by ")[0] for text in texts.unique()}
-    unknown = [text for text, word in words.items() if plain(word) not in _STATUS_OF]
-    if unknown:
-        msg = (
-            f"status {unknown[0]!r} ({texts.eq(unknown[0]).sum()} rows) may be that of a run that "
-            f"ended, or was cut off; write what it was: {', '.join(Status)}. If the column says "
-            "something else, rename it"
-        )
-        raise AnalysisError(msg)
-    ours = {text: _STATUS_OF[plain(word)].value for text, word in words.items()}
-    translations = [
-        f"{text} for {status}" for text, status in ours.items() if text.lower() != status
-    ]
-    if translations:
-        notes.append(f"of status, {', '.join(translations)} is taken")
-    mapped = rows["status"].map(lambda text: ours[str(text)], na_action="ignore")
-    return rows.assign(status=mapped.astype(object))
+    ours = {text: _STATUS_OF.get(plain(word)) for text, word in words.items()}
+    for text, status in ours.items():
+        if status is None:
+            raise AnalysisError(
+                f"status {text!r} ({texts.eq(text).sum()} rows) may be that of a run that ended, "
+                f"or was cut off; write what it was: {', '.join(Status)}. If the column says "
+                "something else, rename it"
+            )
+    taken = [f"{text} for {status}" for text, status in ours.items() if text.lower() != status]
+    notes += [f"of status, {', '.join(taken)} is taken"] * bool(taken)
+    if "status" in rows:
+        rows["status"] = texts.map(ours).reindex(rows.index).astype(object)
 
 
-def _steps_done(rows: pd.DataFrame, first_step: int | None) -> pd.DataFrame:
+def _count_from_1(rows: pd.DataFrame, first_step: int | None) -> None:
     """Count optimizer steps from 1 where the table says that it does otherwise."""
     if first_step is None:
-        return rows
+        return
     if first_step not in {0, 1}:
-        msg = f"--first-step is 0 or 1, the number of the first optimizer step; got {first_step}"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"--first-step is 0 or 1, the number of the first optimizer step; got {first_step}"
+        )
     if "optimizer_step" not in rows:
-        msg = f"--first-step {first_step} is of optimizer_step, which the table does not have"
-        raise AnalysisError(msg)
-    return rows.assign(optimizer_step=rows["optimizer_step"] + 1 - first_step)
+        raise AnalysisError(
+            f"--first-step {first_step} is of optimizer_step, which the table does not have"
+        )
+    rows["optimizer_step"] += 1 - first_step
 
 
-def _refuse_steps_from_0(rows: pd.DataFrame, first_step: int | None) -> None:
+def _refuse_steps_from_0(rows: pd.DataFrame) -> None:
     """Refuse steps that look counted from 0: each is one less than a multiple.
 
     Where a run is measured every n-th step, the first of them has the number n, or n - 1. A last
     measurement, at the end of the training, may be anywhere, and one at 0 may be of no step. Where
     every number from 0 on is there, nothing tells which it is.
     """
-    if first_step is not None or "optimizer_step" not in rows:
-        return
-    widest, suspect = 1.0, None
-    for _, steps in rows.groupby("run", sort=False)["optimizer_step"]:
-        unique_steps = np.unique(steps.to_numpy())
-        grid = unique_steps[unique_steps > 0]
+    suspects = []
+    for _, steps in column_of(rows, "optimizer_step").groupby(rows["run"], sort=False):
+        counted = np.unique(steps)
+        grid = counted[counted > 0]
         if len(grid) < _LEAST_ROWS:
             continue
-        if unique_steps[0] == 0 and (np.diff(unique_steps) == 1).all():
-            suspect = unique_steps if suspect is None else suspect
+        if counted[0] == 0 and (np.diff(counted) == 1).all():
+            suspects.append((1.0, counted))
             continue
         grid = grid[: max(_LEAST_ROWS, len(grid) - 1)]
         interval = grid[0] + 1
-        if ((grid + 1) % interval).any():
-            continue
-        if interval > widest and (interval == _EVERY_SECOND or (grid % grid[0]).any()):
-            widest, suspect = interval, grid
-    if suspect is not None:
-        examples = ", ".join(f"{step:g}" for step in suspect[:3])
-        multiples = f", each one less than a multiple of {widest:g}" if suspect[0] else ""
-        msg = (
+        is_either = interval != _EVERY_SECOND and not (grid % grid[0]).any()
+        if not (is_either or ((grid + 1) % interval).any()):
+            suspects.append((interval, grid))
+    if suspects:
+        widest, grid = max(suspects, key=lambda suspect: suspect[0])
+        examples = ", ".join(f"{step:g}" for step in grid[:3])
+        multiples = f", each one less than a multiple of {widest:g}" * bool(grid[0])
+        raise AnalysisError(
             f"optimizer_step counts what is done, and a run was measured at {examples}{multiples}: "
             "is its first optimizer step number 0? Say so by --first-step 0, or --first-step 1 if "
             "that many were done"
         )
-        raise AnalysisError(msg)
 
 
 _EVERY_SECOND = 2
@@ -425,36 +387,32 @@ def _measured(
     rows: pd.DataFrame, losses: pd.Series[Any], nan: str | None, notes: list[str]
 ) -> pd.DataFrame:
     """Drop the rows whose loss was not measured; a run without any loss keeps one row."""
-    words = _words(losses)
-    has_no_number, missing = rows["loss"].isna(), words.isin(MISSING)
-    unclear = has_no_number & ~missing & ~words.isin(NAN)
+    values = losses.astype(object).reset_index(drop=True)
+    is_none = values.map(lambda value: value is None)
+    is_clear = isinstance(losses.dtype, pd.ArrowDtype) | is_none | values.notna()
+    has_no_number, n = rows["loss"].isna(), len(rows)
+    unclear = has_no_number & ~is_clear
     if unclear.any() and nan is None:
-        row = int(np.flatnonzero(unclear)[0]) + 1
-        msg = (
-            f"loss has no number in {unclear.sum()} of {len(rows)} rows, such as row {row}, and "
+        raise AnalysisError(
+            f"loss has no number in {unclear.sum()} of {n} rows, such as row "
+            f"{unclear.argmax() + 1}, and "
             "pandas has one NaN for what was not measured and for what training logged as NaN. "
             "Say which: --nan missing (nan='missing') leaves the rows out, --nan diverged "
             "(nan='diverged') takes them for logged, which meets no target. Text files tell them "
             "apart: an empty cell is missing, and nan was logged"
         )
-        raise AnalysisError(msg)
-    is_left_out = has_no_number if nan == "missing" else missing
-    if is_left_out.any():
-        notes.append(
-            f"{is_left_out.sum()} of {len(rows)} rows have no loss and are left out, as not "
-            "measured (a NaN that training logged is written nan; pandas writes it with "
-            "na_rep='nan')"
-        )
-    if (has_no_number & ~is_left_out).any():
-        notes.append(
-            f"{(has_no_number & ~is_left_out).sum()} of {len(rows)} losses are NaN, taken as "
-            "logged: they meet no target, and a run that ends with one diverged; --nan missing "
-            "leaves them out"
-        )
+    is_left_out = is_clear & values.map(str).str.strip().str.lower().isin(MISSING)
+    is_left_out = has_no_number if nan == "missing" else is_left_out
     if is_left_out.all():
-        msg = f"loss has a number in one row at least; all {len(rows)} have none"
-        raise AnalysisError(msg)
-    progress = [name for name in PROGRESS if name in rows]
+        raise AnalysisError(f"loss has a number in one row at least; all {n} have none")
+    counts = {
+        "rows have no loss and are left out, as not measured (a NaN that training logged is "
+        "written nan; pandas writes it with na_rep='nan')": is_left_out.sum(),
+        "losses are NaN, taken as logged: they meet no target, and a run that ends with one "
+        "diverged; --nan missing leaves them out": (has_no_number & ~is_left_out).sum(),
+    }
+    notes += [f"{count} of {n} {what}" for what, count in counts.items() if count]
+    progress = [*rows.filter([*PROGRESS]).columns]
     if "status" in rows:
         # How a run ended may stand in its last row alone, and that may be one without a loss.
         ordered = rows.sort_values(progress[:1], kind="stable")
@@ -464,24 +422,10 @@ def _measured(
     return rows[~is_left_out | silent].reset_index(drop=True)
 
 
-def _words(losses: pd.Series[Any]) -> pd.Series[str]:
-    """Return the small-letter text of each value; `?` for a NaN that may be either."""
-    is_arrow = isinstance(losses.dtype, pd.ArrowDtype)
-
-    def word(value: object) -> str:
-        if value is None or (is_arrow and value is pd.NA):
-            return ""
-        if isinstance(value, str):
-            return value.strip().lower()
-        return "nan" if is_arrow and _is_nan(value) else "?"
-
-    return losses.astype(object).map(word).reset_index(drop=True).astype(object)
-
-
-def _seeds(table: pd.DataFrame, notes: list[str]) -> pd.Series[float]:
+def _seeds(table: pd.DataFrame, notes: list[str]) -> pd.Series[float] | float:
     if "seed" not in table:
         notes.append("no column of seeds: all rows are of one")
-        return pd.Series(0.0, index=range(len(table)))
+        return 0.0
     column = table["seed"]
     numbers = pd.to_numeric(column.astype(object), errors="coerce").astype("float64")
     if np.isfinite(numbers).all():
@@ -491,15 +435,15 @@ def _seeds(table: pd.DataFrame, notes: list[str]) -> pd.Series[float]:
     return pd.Series(codes.astype(float))
 
 
-def _runs(table: pd.DataFrame, rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+def _runs(table: pd.DataFrame, rows: pd.DataFrame, notes: list[str]) -> pd.Series[int]:
+    """Number the runs, by their names where they have some."""
     if "run" in table:
-        run = table["run"].astype(str)
-        return rows.assign(run=pd.factorize(run)[0], run_id=run)
-    names = [n for n in ("group", "learning_rate", "global_batch_size", "seed") if n in rows]
+        return pd.Series(pd.factorize(table["run"].astype(str))[0])
+    names = [*rows.filter(["group", "learning_rate", "global_batch_size", "seed"]).columns]
     numbers = rows.groupby(names, sort=False).ngroup()
     counts = f"{len(rows)} rows, {count_text(numbers.nunique(), 'run')}"
     notes.append(f"no column of runs: rows of one {', '.join(names)} are a run ({counts})")
-    return rows.assign(run=numbers)
+    return numbers
 
 
 def _finals(curves: pd.DataFrame, notes: list[str], *, has_progress: bool) -> pd.DataFrame:
@@ -507,59 +451,54 @@ def _finals(curves: pd.DataFrame, notes: list[str], *, has_progress: bool) -> pd
     finals = last_losses(curves).drop(columns="settled_loss")
     finals = finals.rename(columns={"final_loss": "final_eval_loss"})
     if has_progress:
-        last = curves.loc[find_run_rows(curves).last, list(PROGRESS)].reset_index(drop=True)
-        finals = finals.assign(**{name: last[name] for name in PROGRESS})
-    early = ~finals["status"].isin([Status.COMPLETED, Status.DIVERGED]) & finals["status"].notna()
+        last = curves.loc[find_run_rows(curves).last, [*PROGRESS]]
+        finals = finals.join(last.reset_index(drop=True))
+    status = finals["status"]
+    early = status.notna() & ~status.isin([Status.COMPLETED, Status.DIVERGED])
     missing = finals["final_eval_loss"].isna() & ~early
-    left_out = []
-    if early.any():
-        statuses = ", ".join(sorted(finals.loc[early, "status"].unique()))
-        left_out.append(
-            f"{early.sum()} of {len(finals)} runs did not end ({statuses}) and are left out"
-        )
-    if missing.any():
-        left_out.append(
-            f"{missing.sum()} of {len(finals)} runs have no final loss and are left out"
-        )
+    reasons = {
+        f"did not end ({', '.join(sorted(status[early].unique()))})": early,
+        "have no final loss": missing,
+    }
+    left_out = [
+        f"{is_out.sum()} of {len(finals)} runs {reason} and are left out"
+        for reason, is_out in reasons.items()
+        if is_out.any()
+    ]
     ended = finals[~early & ~missing].reset_index(drop=True)
     if ended.empty:
-        msg = f"a table of final losses needs a run that ended with one: {'; '.join(left_out)}"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"a table of final losses needs a run that ended with one: {'; '.join(left_out)}"
+        )
     notes += left_out
     return ended
 
 
 def _reaches(rows: pd.DataFrame) -> pd.DataFrame:
-    names = ("group", "target_loss", "learning_rate", "global_batch_size", "seed")
-    keys = [name for name in names if name in rows]
-    is_repeat = rows.duplicated(keys)
-    if "trajectory_id" in rows:
-        # One training that was cut differently, of which one row will count.
-        cuts = rows["trajectory_id"].notna() & rows.duplicated([*keys, "trajectory_id"])
-        is_repeat &= ~cuts
+    keys = [
+        *rows.filter(["group", "target_loss", "learning_rate", "global_batch_size", "seed"]).columns
+    ]
+    # Of one training that was cut differently one row will count.
+    has_name = column_of(rows, "trajectory_id").notna()
+    cuts = has_name & rows.duplicated([*keys, *rows.filter(["trajectory_id"]).columns])
+    is_repeat = rows.duplicated(keys) & ~cuts
     if is_repeat.any():
-        row = rows.loc[is_repeat, keys].iloc[0]
-        values = ", ".join(f"{name}={row[name]:g}" for name in keys if name != "group")
-        msg = (
+        row = rows.loc[is_repeat, keys[1:]].iloc[0]
+        values = ", ".join(f"{name}={value:g}" for name, value in row.items())
+        raise AnalysisError(
             f"a run reaches a target once; {values} is there more than once ({is_repeat.sum()} "
             "rows too many). Tell runs apart by a column `seed`, or groups of them with --group "
             "COLUMN"
         )
-        raise AnalysisError(msg)
+    is_finite = np.isfinite(rows["steps_to_target"])
     if "outcome" in rows:
-        reached = rows["outcome"].eq("reached")
-        contradicts = reached != np.isfinite(rows["steps_to_target"])
-        refuse_rows(
-            contradicts,
-            "outcome",
-            rows["outcome"],
-            "'reached' where steps are finite, only there",
-        )
+        outcome = rows["outcome"]
+        rule = "'reached' where steps are finite, only there"
+        refuse_rows(outcome.eq("reached") != is_finite, "outcome", outcome, rule)
     elif "status" in rows:
-        lost = rows["status"].eq("diverged")
-        contradicts = lost & np.isfinite(rows["steps_to_target"])
-        status = rows["status"].astype(str)
-        refuse_rows(contradicts, "status", status, "not 'diverged' where a target was reached")
+        status, lost = rows["status"].astype(str), rows["status"].eq("diverged")
+        rule = "not 'diverged' where a target was reached"
+        refuse_rows(lost & is_finite, "status", status, rule)
         rows["steps_to_target"] = rows["steps_to_target"].mask(lost, np.inf)
     return tidy_reaches(rows.assign(run=np.arange(len(rows)), crossing="as given"))
 
@@ -569,36 +508,33 @@ def _refuse_mixed_units(rows: pd.DataFrame) -> None:
     steps, samples = "steps_to_target", "samples_to_target"
     if "loss" in rows:
         steps, samples = "optimizer_step", "samples"
-    if not {steps, samples} <= set(rows):
-        return
-    expected = rows[steps] * rows["global_batch_size"]
-    has_both = np.isfinite(expected) & np.isfinite(rows[samples])
-    is_off = (rows[samples] - expected).abs() > _SAME_UNIT * expected + rows["global_batch_size"]
-    if (has_both & is_off).any():
-        row = int(np.flatnonzero((has_both & is_off).to_numpy())[0])
-        factor = float(rows[samples].iloc[row] / max(float(expected.iloc[row]), 1.0))
-        msg = (
-            f"{samples} is {steps} times global_batch_size; row {row + 1} has {factor:.4g} times "
+    given, batch = column_of(rows, samples), rows["global_batch_size"]
+    expected = column_of(rows, steps) * batch
+    is_off = (given - expected).abs().gt(_SAME_UNIT * expected + batch) & np.isfinite(given)
+    if is_off.any():
+        row = is_off.idxmax()
+        raise AnalysisError(
+            f"{samples} is {steps} times global_batch_size; row {row + 1} has "
+            f"{given[row] / max(expected[row], 1.0):.4g} times "
             "that. Is one of them in tokens, or counted a device? Give all in samples and "
             f"optimizer steps, or leave {samples} out"
         )
-        raise AnalysisError(msg)
 
 
-def _unused(table: pd.DataFrame, rows: pd.DataFrame, group: Sequence[str]) -> list[str]:
+def _unused(unknown: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     """Name columns that vary between runs of one batch and learning rate, as a setting would."""
-    understood = {"global_batch_size", "learning_rate", "seed", "status", "outcome", "run", "group"}
-    understood |= {"trajectory_id", *_CURVES[2], *_REACHES[2], *group}
-    unknown_columns = [n for n in table if n not in understood]
-    texts = table[unknown_columns].astype(str).reset_index(drop=True)
+    texts = unknown.astype(str)
     if "run" in rows:
         # What varies along a run was measured, and is no setting.
         varies = texts.groupby(rows["run"]).nunique().gt(1).any()
-        texts = texts.loc[~rows.duplicated("run"), list(varies.index[~varies])]
-    setting_columns = [n for n in texts if 1 < texts[n].nunique() <= len(texts) / 2]
-    keys = ["group", "global_batch_size", *(["learning_rate"] * ("learning_rate" in rows))]
-    apart = texts[setting_columns].groupby([rows.loc[texts.index, name] for name in keys]).nunique()
-    suspects = [str(name) for name in apart if apart[name].gt(1).any()]
+        texts = texts.loc[~rows.duplicated("run"), ~varies]
+    counts = texts.nunique()
+    settings = texts.loc[:, counts.gt(1) & counts.le(len(texts) / 2)]
+    cells = rows.groupby(
+        [*rows.filter(["group", "global_batch_size", "learning_rate"]).columns]
+    ).ngroup()
+    apart = settings.groupby(cells).nunique().gt(1).any()
+    suspects = [str(name) for name in apart.index[apart]]
     if not suspects:
         return []
     listed = ", ".join(suspects)

@@ -93,18 +93,17 @@ def under_readings(headline: Estimate, readings: Sequence[Reading]) -> Estimate:
     if math.isnan(low) or headline.n < FEWEST:
         factor = 1 + _WITHOUT_INTERVAL
         low, high = headline.value / factor, headline.value * factor
+    identified = [reading for reading in readings if reading.estimate.is_identified]
     for reading in readings:
         other = reading.estimate
-        if not (other.is_identified or reading.of_half) and (other.low > high or other.high < low):
-            bound = (
-                f"at least {significant(other.low, 3)}"
-                if other.low > high
-                else f"at most {significant(other.high, 3)}"
-            )
-            why = f"{headline.text()} for good, but {bound} {reading.name}"
-            note = f"{NOT_IDENTIFIED}: {why}"
-            return replace(headline, value=math.nan, low=math.nan, high=math.nan, note=note)
-    identified = [r for r in readings if r.estimate.is_identified]
+        is_apart = other.low > high or other.high < low
+        if reading in identified or reading.of_half or not is_apart:
+            continue
+        side, end = ("least", other.low) if other.low > high else ("most", other.high)
+        bound = f"at {side} {significant(end, 3)} {reading.name}"
+        note = f"{NOT_IDENTIFIED}: {headline.text()} for good, but {bound}"
+        return replace(headline, value=math.nan, low=math.nan, high=math.nan, note=note)
+    # A half that agrees within its noise would only widen the range by it.
     apart = [
         r
         for r in identified
@@ -113,18 +112,14 @@ def under_readings(headline: Estimate, readings: Sequence[Reading]) -> Estimate:
     ]
     if not apart:
         return headline
-    # A half that agrees within its noise would only widen the range by it.
     in_range = [r for r in identified if r in apart or not r.of_half]
-    values = (
-        ("for good", headline.value),
-        *((r.name, r.estimate.value) for r in in_range),
-    )
-    listed = ", ".join(f"{significant(value, 3)} {name}" for name, value in values)
+    values = {"for good": headline.value, **{r.name: r.estimate.value for r in in_range}}
+    listed = ", ".join(f"{significant(value, 3)} {name}" for name, value in values.items())
     return replace(
         headline,
-        low=min(value for _, value in values),
-        high=max(value for _, value in values),
-        readings=values,
+        low=min(values.values()),
+        high=max(values.values()),
+        readings=tuple(values.items()),
         method="range over fair readings, in place of an interval",
         note="; ".join(filter(None, (headline.note, f"the readings differ: {listed}"))),
     )

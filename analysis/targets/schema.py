@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,17 +107,21 @@ def check(
     """
     names = [str(name) for name in table.columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        msg = f"every column needs a name of its own; more than one is called {', '.join(twice)}"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"every column needs a name of its own; more than one is called {', '.join(twice)}"
+        )
     if missing := [name for name in needed if name not in table]:
         have = ", ".join(names) or "none"
-        msg = f"{what} needs the columns {', '.join(missing)}; it has: {have}"
-        raise AnalysisError(msg)
+        raise AnalysisError(f"{what} needs the columns {', '.join(missing)}; it has: {have}")
     if not len(table):
-        msg = f"{what} needs rows; it is empty"
-        raise AnalysisError(msg)
-    checked = (name for name in dict.fromkeys((*needed, *others)) if name in table)
-    return table.assign(**{name: _check_column(table[name], name) for name in checked})
+        raise AnalysisError(f"{what} needs rows; it is empty")
+    checked = table.filter([*needed, *others]).items()
+    return table.assign(**{str(name): _check_column(column, str(name)) for name, column in checked})
+
+
+def with_defaults(table: pd.DataFrame, defaults: Mapping[str, Any]) -> pd.DataFrame:
+    """Add the columns that a table lacks."""
+    return table.assign(**{name: value for name, value in defaults.items() if name not in table})
 
 
 def refuse_rows(wrong: ArrayLike, name: str, column: pd.Series[Any], rule: str) -> None:
@@ -125,11 +129,10 @@ def refuse_rows(wrong: ArrayLike, name: str, column: pd.Series[Any], rule: str) 
     bad = np.asarray(wrong, dtype=bool)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
-        msg = (
+        raise AnalysisError(
             f"{name} is {rule}; {bad.sum()} of {len(bad)} rows have another value, such as "
             f"{str(column.iloc[row])!r} in row {row + 1}"
         )
-        raise AnalysisError(msg)
 
 
 def _check_column(column: pd.Series[Any], name: str) -> pd.Series[Any]:
@@ -139,25 +142,22 @@ def _check_column(column: pd.Series[Any], name: str) -> pd.Series[Any]:
         wrong = column.isna() if name != "outcome" else ~column.isin(OUTCOMES)
         refuse_rows(wrong, name, column, rule)
         return column
-    numbers, is_text = _numbers(column)
-    good = numbers.between(rule.low, rule.high)
-    if rule.is_whole:
-        good &= numbers.eq(numbers.round())
-    if rule.may_be_missing:
-        good |= numbers.isna() & ~is_text
-    if rule.may_be_infinite:
-        good |= numbers.eq(math.inf)
-    refuse_rows(~good, name, column, rule.rule)
+    numbers, is_missing = _numbers(column)
+    is_good = numbers.between(rule.low, rule.high) & (
+        numbers.eq(numbers.round()) | (not rule.is_whole)
+    )
+    is_good |= (is_missing & rule.may_be_missing) | (numbers.eq(math.inf) & rule.may_be_infinite)
+    refuse_rows(~is_good, name, column, rule.rule)
     return numbers.astype("int64") if rule.is_whole else numbers
 
 
 def _numbers(column: pd.Series[Any]) -> tuple[pd.Series[float], pd.Series[bool]]:
-    """Return a column as numbers, and where it has a text that is none."""
+    """Return a column as numbers, and where it says that it has none."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
-        return column.astype("float64"), pd.Series(data=False, index=column.index)
+        return column.astype("float64"), column.isna()
     # As objects, for Arrow's NaN is no missing value; True and 1j are no numbers of a table.
     objects = column.astype(object)
-    objects = objects.where(~objects.map(type).isin([bool, np.bool_, complex]), "no number")
+    objects = objects.mask(objects.map(type).isin([bool, np.bool_, complex]), "no number")
     numbers = pd.to_numeric(objects, errors="coerce").astype("float64")
     words = objects.astype(str).str.strip().str.lower()
-    return numbers, numbers.isna() & ~objects.isna() & ~words.isin(MISSING | NAN)
+    return numbers, objects.isna() | words.isin(MISSING | NAN)

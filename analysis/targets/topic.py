@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,8 @@ from batchscape.analysis.labels import group_name
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
+from batchscape.analysis.targets.choice import early_crossings
+from batchscape.analysis.targets.ends import TO_TARGET
 from batchscape.analysis.targets.schema import OUTCOMES
 from batchscape.analysis.targets.summary import reaches_table, tidy_reaches
 from batchscape.analysis.targets.tidy import distinct_trajectories
@@ -26,13 +27,6 @@ _CROSSINGS = {
     "first_evaluation": "A target is reached at the first evaluation that met it, without "
     "interpolation, whatever became of the run later.",
 }
-_FIGURES = {
-    "steps_to_target": "steps to target",
-    "samples_to_target": "samples to target",
-    "tokens_to_target": "tokens to target",
-    "time_to_target_s": "time to target (s)",
-}
-
 _BATCH = "global_batch_size"
 _COARSE = 0.25
 """A bracket wider than this share of the effect makes a warning."""
@@ -61,60 +55,47 @@ def targets_section(
 
 def reaches_shown(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -> Table:
     """Choose the columns of `reaches_table` to show."""
-    several = table["group"].nunique() > 1
+    several, n_reached = table["group"].nunique() > 1, table["n_reached"]
     labels = [group_name(groups, g) if several else "" for g in table["group"]]
-    columns = [Column("group", texts=labels, is_left=True)]
-    if table["target_loss"].notna().any():
-        columns.append(Column("target_loss", format=".7g", is_left=True))
-    columns.append(Column(_BATCH, "global batch", format=".0f", is_left=True))
-    if "program_cut" in table:
-        columns.append(Column("program_cut", "cut", is_left=True))
-    if "learning_rate" in table:
-        columns.append(Column("learning_rate", format=3))
-    reached = table["n_reached"].astype(str) + " of " + table["n"].astype(str)
-    columns.append(Column("n_reached", "reached", texts=reached))
-    with_times = False
-    for name, header in _FIGURES.items():
-        has_figure = table[name].notna() | (table[f"{name}_low"] > 0)
-        if name == "steps_to_target" or (has_figure & table["n_reached"].gt(0)).any():
+    columns = [
+        Column("group", texts=labels, is_left=True),
+        Column("target_loss", format=".7g", missing="", is_left=True),
+        Column(_BATCH, "global batch", format=".0f", is_left=True),
+        Column("program_cut", "cut", is_left=True),
+        Column("learning_rate", format=3),
+        Column(
+            "n_reached", "reached", texts=n_reached.astype(str) + " of " + table["n"].astype(str)
+        ),
+    ]
+    for name in TO_TARGET:
+        has_figure = table[name].notna() | table[f"{name}_low"].gt(0)
+        if name == "steps_to_target" or (has_figure & n_reached.gt(0)).any():
+            header = name.replace("_", " ").replace(" s", " (s)") if name.endswith("_s") else ""
             columns.append(Column(name, header, low=f"{name}_low", high=f"{name}_high"))
-            with_times |= name == "time_to_target_s"
     # What became of the runs that did not reach, row by row.
-    outcomes_missed = [
+    missed = [
         ", ".join(f"{row[f'n_{name}']} {name}" for name in OUTCOMES[1:] if row[f"n_{name}"])
         for row in table.to_dict("records")
     ]
     crossings = column_of(table, "crossing").unique()
-    notes = [
+    notes = {
         "Geometric mean over runs, by which learning rates are chosen; in brackets the "
-        f"{LEVEL:.0%} t-interval of the mean logarithm."
-    ]
-    if any(outcomes_missed):
-        notes.append(
-            "Where a run did not reach: the median, a run that diverged counting as "
-            f"infinite; in brackets its {LEVEL:.0%} interval from order statistics, where "
-            "there are runs enough for one (6)."
-        )
+        f"{LEVEL:.0%} t-interval of the mean logarithm.": True,
+        "Where a run did not reach: the median, a run that diverged counting as "
+        f"infinite; in brackets its {LEVEL:.0%} interval from order statistics, where "
+        "there are runs enough for one (6).": any(missed),
+        "Times depend on the cut: a row with several cuts has none here, and the table of "
+        "geometries has them by cut.": columns[-1].name == "time_to_target_s",
+        **{text: name in crossings for name, text in _CROSSINGS.items()},
+    }
     return Table(
         "targets",
         "Steps to target",
         table,
-        columns,
-        footnotes=[
-            [f"median; {of}, of the runs in this row" if of else None for of in outcomes_missed]
-        ],
-        notes=[
-            *notes,
-            *([_OF_ONE_CUT] if with_times else []),
-            *(text for name, text in _CROSSINGS.items() if name in crossings),
-        ],
+        [column for column in columns if column.name in table],
+        footnotes=[[f"median; {of}, of the runs in this row" if of else None for of in missed]],
+        notes=[note for note, is_shown in notes.items() if is_shown],
     )
-
-
-_OF_ONE_CUT = (
-    "Times depend on the cut: a row with several cuts has none here, and the table of geometries "
-    "has them by cut."
-)
 
 
 def _answers(
@@ -124,9 +105,11 @@ def _answers(
     for group, part in table.groupby("group"):
         name = groups.get(int(str(group)), "")
         where = f" ({name})" if name else ""
-        losses = sorted(part["target_loss"].dropna().unique(), reverse=True)
-        hardest = part[part["target_loss"].eq(losses[-1])] if losses else part
-        target = f"a {quantity} of {losses[-1]:.7g}" if losses else "the target"
+        # Without a loss there is one target.
+        lowest = part["target_loss"].min()
+        is_known = not np.isnan(lowest)
+        hardest = part[part["target_loss"].eq(lowest)] if is_known else part
+        target = f"a {quantity} of {lowest:.7g}" if is_known else "the target"
         with_steps = hardest.dropna(subset=["steps_to_target", "samples_to_target"])
         with_steps = with_steps[np.isfinite(with_steps["steps_to_target"])]
         if with_steps.empty:
@@ -135,42 +118,36 @@ def _answers(
         yield _what_it_took(
             with_steps, f"{target}{where}", is_only_batch=part[_BATCH].nunique() == 1
         )
-    missed_counts = ", ".join(
-        f"{counts[o]} {o}" for o in ("censored", "pruned", "diverged") if o in counts
-    )
-    if missed_counts:
+    missed = ", ".join(f"{counts[name]} {name}" for name in OUTCOMES[1:] if name in counts)
+    if missed:
         yield (
             f"Of {len(reaches)} pairs of run and target, {counts.get('reached', 0)} were reached; "
-            f"{missed_counts}. All of them stay in the denominators."
+            f"{missed}. All of them stay in the denominators."
         )
 
 
 def _what_it_took(rows: pd.DataFrame, target: str, *, is_only_batch: bool) -> str:
     """Say what reaching a target took; `is_only_batch`: there is one global batch."""
-    steps = rows.nsmallest(1, "steps_to_target").iloc[0]
-    samples = rows.nsmallest(1, "samples_to_target").iloc[0]
-    n_steps = significant(steps["steps_to_target"], 3)
-    n_samples = significant(samples["samples_to_target"], 3)
+    fewest = {name: rows.nsmallest(1, name).iloc[0] for name in [*TO_TARGET][:2]}
+    (of_steps, steps), (of_samples, samples) = (
+        (int(row[_BATCH]), significant(row[name], 3)) for name, row in fewest.items()
+    )
+    statistics = list_text(dict.fromkeys(f"{row['statistic']}s" for row in fewest.values()), "and")
     if rows[_BATCH].nunique() == 1:
         which = "a" if is_only_batch else "only a"
         does = "takes" if is_only_batch else "gets there with half of its runs; it takes"
-        rates = rows["learning_rate"].nunique() if "learning_rate" in rows else 0
-        rate = " at the best of its learning rates" if rates > 1 else ""
-        return (
-            f"To reach {target}, {which} global batch of {int(steps[_BATCH])} {does} {n_steps} "
-            f"optimizer steps and {n_samples} samples{rate}: {_statistics(steps, samples)}."
+        several = column_of(rows, "learning_rate").nunique() > 1
+        rate = " at the best of its learning rates" if several else ""
+        text = (
+            f"{which} global batch of {of_steps} {does} {steps} optimizer steps and {samples} "
+            f"samples{rate}"
         )
-    return (
-        f"To reach {target}, the fewest optimizer steps are taken by a global batch of "
-        f"{int(steps[_BATCH])} ({n_steps} steps), the fewest samples by one of "
-        f"{int(samples[_BATCH])} ({n_samples} samples): {_statistics(steps, samples)}."
-    )
-
-
-def _statistics(*rows: pd.Series[Any]) -> str:
-    """Name the statistics of rows of the table."""
-    names = dict.fromkeys(f"{row['statistic']}s" for row in rows)
-    return f"{list_text(names, 'and')} over runs"
+    else:
+        text = (
+            f"the fewest optimizer steps are taken by a global batch of {of_steps} ({steps} "
+            f"steps), the fewest samples by one of {of_samples} ({samples} samples)"
+        )
+    return f"To reach {target}, {text}: {statistics} over runs."
 
 
 def _warnings(
@@ -180,30 +157,27 @@ def _warnings(
     schedules: Sequence[str],
 ) -> Iterator[str]:
     reached = reaches[reaches["outcome"].eq("reached")]
-    yield from _coarse(reached, table, groups)
-    if "first_steps_to_target" in reached:
-        first = reached["first_steps_to_target"]
-        earlier = (first < 0.9 * reached["steps_to_target"]).sum()
-        if earlier:
-            yield (
-                f"{earlier} of {len(reached)} crossings were first met more than 10 % earlier than "
-                "for good: the loss went back above the target in between"
-            )
-    for_good = "crossing" not in reached or reached["crossing"].eq("sustained").any()
-    if "confirmed_by" in reached and len(reached) and for_good:
-        n_unconfirmed = reached["confirmed_by"].eq(0).sum()
-        if n_unconfirmed:
-            yield (
-                f"{n_unconfirmed} of {len(reached)} crossings are at a run's last measurement, as "
-                "where it is stopped at its target: nothing later shows that they are for good"
-            )
-    if "averaged" in reaches and reaches["averaged"].eq(True).any():
+    yield from _coarse(table, groups)
+    early, n_reached = early_crossings(reaches)
+    if early:
+        yield (
+            f"{early} of {n_reached} crossings were first met more than 10 % earlier than "
+            "for good: the loss went back above the target in between"
+        )
+    is_for_good = ~column_of(reached, "crossing").isin(["first", "first_evaluation"])
+    n_unconfirmed = column_of(reached, "confirmed_by").eq(0).sum()
+    if n_unconfirmed and is_for_good.any():
+        yield (
+            f"{n_unconfirmed} of {n_reached} crossings are at a run's last measurement, as "
+            "where it is stopped at its target: nothing later shows that they are for good"
+        )
+    if column_of(reaches, "averaged").eq(True).any():
         yield (
             "held-out losses are of averaged weights, which lag behind by about the half-life of "
             "the average; where that is not the same number of samples for all, batches differ "
             "by it"
         )
-    decaying = sorted({name for name in schedules if name != "constant"})
+    decaying = sorted({*schedules} - {"constant"})
     if decaying:
         yield (
             f"the learning rate decays ({', '.join(decaying)}): a target met on the way is met "
@@ -211,22 +185,17 @@ def _warnings(
         )
 
 
-def _coarse(
-    reached: pd.DataFrame, table: pd.DataFrame, groups: Mapping[int, str] | None
-) -> Iterator[str]:
+def _coarse(table: pd.DataFrame, groups: Mapping[int, str] | None) -> Iterator[str]:
     """Warn where the brackets of crossings are wide against the differences of batches."""
-    if "interpolation_error" not in reached or not reached["interpolation_error"].notna().any():
-        return
     for (group, target), cells in table.groupby(["group", "target_loss"], dropna=False):
         values = cells["samples_to_target"]
         logs = np.log(values[np.isfinite(values) & (values > 0)])
-        error = cells["interpolation_error"].max()
-        if len(logs) < 2 or not error > _COARSE * (logs.max() - logs.min()):
-            continue
-        effect = float(np.expm1(logs.max() - logs.min()))
-        where = f" for {group_name(groups, group)}" if table["group"].nunique() > 1 else ""
-        yield (
-            f"the evaluation grid is coarse{where} at {target:.7g}: a bracket is up to "
-            f"±{error:.0%} wide, and the samples of global batches differ by {effect:.0%}; "
-            "interpolation is closer than that, but evaluate more often to rely on it"
-        )
+        spread, error = logs.max() - logs.min(), column_of(cells, "interpolation_error").max()
+        if len(logs) > 1 and error > _COARSE * spread:
+            where = f" for {group_name(groups, group)}" if table["group"].nunique() > 1 else ""
+            yield (
+                f"the evaluation grid is coarse{where} at {target:.7g}: a bracket is up to "
+                f"±{error:.0%} wide, and the samples of global batches differ by "
+                f"{np.expm1(spread):.0%}; interpolation is closer than that, but evaluate more "
+                "often to rely on it"
+            )

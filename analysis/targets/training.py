@@ -67,13 +67,11 @@ def at_equal_loss(
     """
     tables = steps[["run", "samples", "loss"]], evals[["run", "samples", "eval_loss"]]
     by_run = [dict(iter(rows.dropna().groupby("run"))) for rows in tables]
-    paths = [
-        _path(by_run[0][run], by_run[1][run])
-        for run in runs
-        if run in by_run[0] and run in by_run[1]
-    ]
+    if runs.empty or not all({*runs} <= rows.keys() for rows in by_run):
+        return None
+    paths = [_path(*(rows[run] for rows in by_run)) for run in runs]
     complete = [path for path in paths if path is not None]
-    if len(complete) < len(runs) or not complete:
+    if len(complete) < len(runs):
         return None
     level = max(float(training.min()) for training, _ in complete)
     losses = []
@@ -100,11 +98,11 @@ def _path(
         return None
     half = float(np.median(np.diff(places))) / 2
     # The loss of a step is that of the weights before it: a larger batch looks further behind.
-    samples = np.concatenate([[0.0], samples[:-1]])
+    samples = np.r_[0.0, samples[:-1]]
     is_covered = (places >= half) & (places + half <= samples[-1])
     if is_covered.sum() < 2 or half <= 0:
         return None
     slices = np.diff(samples) * (losses[1:] + losses[:-1]) / 2
-    area = np.concatenate([[0.0], np.cumsum(slices)])
+    area = np.r_[0.0, np.cumsum(slices)]
     upper, lower = (np.interp(places[is_covered] + sign * half, samples, area) for sign in (1, -1))
     return (upper - lower) / (2 * half), held_out[is_covered]

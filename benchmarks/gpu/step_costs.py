@@ -69,10 +69,10 @@ class Layers:
         ]
         module: nn.Module = MeanLoss(spec).to(device)
         self._bare_optimizer = build_optimizer(spec.config.optimizer, module)
-        compiled = spec.config.in_process.compile
-        self._bare_module = torch.compile(module) if compiled else module
+        self._bare_module = module
         self._engine = build_engine(spec, device)
-        if compiled:
+        if spec.config.in_process.compile:
+            module.compile()
             self._engine.module.compile(dynamic=False)
         data = open_dataset(spec.config, spec.data, "train")
         stream = SampleStream(data, spec.config.resolved_data_seed, Timeline(spec.stages), 0)

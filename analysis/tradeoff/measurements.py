@@ -115,14 +115,14 @@ def _by_seed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def ends_of_range(
-    measurements: Measurements, ends: tuple[float, float] | None = None
+    measurements: Measurements, ends: tuple[float, float]
 ) -> tuple[Estimate, Estimate] | None:
-    """Compare the largest batch size with the smallest: how many times fewer steps, more samples.
+    """Compare a batch size with a smaller one: how many times fewer steps, more samples.
 
     Parameters
     ----------
-    ends : tuple of float, optional
-        Batch sizes to compare, in samples; the smallest and the largest if not given.
+    ends : tuple of float
+        The smaller and the larger one, in samples.
 
     Returns
     -------
@@ -152,10 +152,9 @@ def ends_of_range(
     30 %, first crossings 92 %    91 %    84 %
     ===================== ======= ======= ========
     """
-    sizes = measurements.batches[[0, -1]] if ends is None else np.array(ends)
-    if not np.isin(sizes, measurements.batches).all():
+    if not np.isin(ends, measurements.batches).all():
         return None
-    places = np.searchsorted(measurements.batches, sizes)
+    places = np.searchsorted(measurements.batches, ends)
     small, large = measurements.log_steps[places]
     shared = np.isfinite(small - large)
     logs = (small - large)[shared]
@@ -166,12 +165,12 @@ def ends_of_range(
     # How much later, in the mean, each end was met for good than first.
     later = (measurements.log_steps - measurements.log_first_steps)[places][:, shared].mean(axis=1)
     fewer_steps = np.array([mean - half - later[0], mean, mean + half + later[1]])
-    more_samples = float(np.log(sizes[1] / sizes[0])) - fewer_steps[::-1]
+    more_samples = float(np.log(ends[1] / ends[0])) - fewer_steps[::-1]
     method = f"t over {n} paired log ratios, from first crossings to those for good"
 
     def ratio(logs: NDArray[np.float64], what: str) -> Estimate:
         low, value, high = np.exp(logs).tolist()
-        definition = f"ratio of {what} to the target, batch sizes {sizes[0]:g} and {sizes[1]:g}"
+        definition = f"ratio of {what} to the target, batch sizes {ends[0]:g} and {ends[1]:g}"
         return Estimate(value, low, high, n, "", method if n > 1 else "no interval", definition)
 
     return ratio(fewer_steps, "optimizer steps, smallest to largest"), ratio(

@@ -26,7 +26,7 @@ def compare(cells: Cells) -> pd.DataFrame:
         that did not complete), `timing_note` (why times of completed runs are left out),
         `not_invariant` (why decompositions of these runs may train unlike one another); for each
         figure of `COMPARED` its `_mean`, `_ci95` (half-width of the t-interval of the mean, from 3
-        values on) and `_n`; `throughput_ratio` with its ends and n, as in `throughput_ratios`;
+        values on) and `_n`; the columns of `throughput_ratios`;
         `run_ids` and `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
     """
     done = cells.runs["status"].eq("completed")
@@ -54,7 +54,7 @@ def compare(cells: Cells) -> pd.DataFrame:
         cells.table[[name for name in cells.settings if name not in dependent]],
         head.drop(columns="status"),
         _spreads(cells),
-        throughput_ratios(cells).drop(columns="throughput_ratio_reference"),
+        throughput_ratios(cells),
         tail,
     ]
     return pd.concat(parts, axis=1).reindex(cells.table.index).copy()

@@ -86,7 +86,7 @@ class Fitted:
         (of log steps), `residual_error` (its standard error, from seeds), `samples`.
         """
         sizes, (logs,) = self.measurements.batches, self.data.y
-        fitted = predicted(self.data.x, self.theta)[0]
+        fitted = self._curve(self.data.x)
         error = np.full(len(sizes), math.nan)
         if self.noise is not None:
             slope = jacobian(self.data.x, self.theta)[0]
@@ -127,7 +127,7 @@ class Fitted:
         degrees, spare = len(values) - int(rank), len(self.data.x) - N_PARAMETERS[self.form]
         if degrees < 1 or scatter == 0:
             return math.nan
-        residual = (self.data.y - predicted(self.data.x, self.theta))[0]
+        residual = self.data.y[0] - self._curve(self.data.x)
         misfit = float((self.measurements.counts * residual**2).sum())
         return float(fdtrc(spare, degrees, (misfit / spare) / (scatter / degrees)))
 
@@ -153,13 +153,19 @@ class Fitted:
             seeds.
         """
         sizes = np.asarray(batch_sizes, dtype=np.float64)
-        log_steps, reach = predicted(np.log(sizes), self.theta)[0], np.full(len(sizes), math.nan)
+        log_steps, reach = self._curve(np.log(sizes)), np.full(len(sizes), math.nan)
         if self.noise is not None:
             n = N_PARAMETERS[self.form]
             reach = t_reach(*band(self.data, self.noise, self.theta, np.log(sizes), n))[0]
         logs = {"steps": log_steps, "low": log_steps - reach, "high": log_steps + reach}
         curves = {name: np.exp(values) for name, values in logs.items()}
         return pd.DataFrame({"global_batch_size": sizes, **curves})
+
+    def _curve(self, log_sizes: Floats) -> Floats:
+        """Return fitted log steps; NaN where nothing was fitted."""
+        if not self.is_fitted:
+            return log_sizes * math.nan
+        return np.asarray(predicted(log_sizes, self.theta)[0])
 
 
 def fit_forms(measurements: Measurements) -> tuple[Data, dict[Form, Floats], pd.DataFrame]:
@@ -173,7 +179,8 @@ def fit_forms(measurements: Measurements) -> tuple[Data, dict[Form, Floats], pd.
     means = np.nanmean(measurements.log_steps, axis=1)[None]
     data, n = Data(np.log(measurements.batches), means, np.ones_like(means)), means.shape[1]
     fits = {form: fit_form(data, form) for form, least in N_PARAMETERS.items() if n > least}
-    squares = {name: (values, 1) for name, values in null_residuals(data).items() if fits}
+    nulls = null_residuals(data) if fits else {}
+    squares = {name: (values, 1) for name, values in nulls.items()}
     squares |= {form: (values, N_PARAMETERS[form]) for form, (_, values) in fits.items()}
     criteria = {name: aicc(float(values[0]), n, count) for name, (values, count) in squares.items()}
     forms = pd.DataFrame({"aicc": pd.Series(criteria, dtype=float)}).rename_axis("form")

@@ -74,24 +74,23 @@ def tradeoff_tables(group_fits: Sequence[GroupFits]) -> list[Table]:
 
 def fitted_curves(group_fits: Sequence[GroupFits]) -> pd.DataFrame:
     """Follow every fit over its batch sizes, with its interval, beside perfect scaling."""
-    parts = [pd.DataFrame()]
+    curves: dict[tuple[int, float], pd.DataFrame] = {}
     for group in group_fits:
         for target, fit in group.fits.items():
-            if not fit.is_fitted:
-                continue
-            first, last = fit.batches.iloc[0], fit.batches.iloc[-1]
-            sizes = np.geomspace(first["global_batch_size"], last["global_batch_size"], _PLACES)
-            critical = fit.critical_batch_size
-            curve = fit.predict(sizes).assign(
-                perfect_steps=first["steps"] * first["global_batch_size"] / sizes,
-                critical_batch_size=critical.value,
-                critical_batch_size_low=critical.low,
-                critical_batch_size_high=critical.high,
-            )
-            curve.insert(0, "group", group.number)
-            curve.insert(1, "target_loss", target)
-            parts.append(curve)
-    return pd.concat(parts, ignore_index=True)
+            if fit.is_fitted:
+                sizes, steps = fit.batches["global_batch_size"], fit.batches["steps"]
+                places = np.geomspace(sizes.iloc[0], sizes.iloc[-1], _PLACES)
+                critical = fit.critical_batch_size
+                curves[group.number, target] = fit.predict(places).assign(
+                    perfect_steps=steps.iloc[0] * sizes.iloc[0] / places,
+                    critical_batch_size=critical.value,
+                    critical_batch_size_low=critical.low,
+                    critical_batch_size_high=critical.high,
+                )
+    if not curves:
+        return pd.DataFrame()
+    table = pd.concat(curves, names=["group", "target_loss"])
+    return table.reset_index(["group", "target_loss"]).reset_index(drop=True)
 
 
 def _target_rows(group: GroupFits) -> Iterator[dict[str, object]]:

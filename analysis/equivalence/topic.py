@@ -34,7 +34,6 @@ from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import decomposition_table, geometry_column, setting_columns
 from batchscape.analysis.report.topic import Section, join_sections
-from batchscape.analysis.targets.tidy import at_common_target
 from batchscape.record.tables import Tables
 from batchscape.text import count_text, list_text
 
@@ -61,10 +60,6 @@ def equivalence_section(
 
 def _losses(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Section | None:
     """Judge final losses and steps to a target; None without a pair."""
-    if reaches is not None:
-        members = members_of(cells, ("completed", "diverged"))
-        family = members.groupby("reference")["cell"].transform("nunique") > 1
-        reaches = at_common_target(reaches, members[family], ["reference"])
     pairs = paired_differences(cells, reaches)
     judged = judge_equivalence(pairs)
     if judged.empty:

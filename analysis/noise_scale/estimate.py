@@ -71,6 +71,7 @@ _MOST_POINTS = 20
 _FARTHEST = 700.0
 """Logarithm beyond which an end is infinite: its exponential has no floating-point number."""
 _PARTS = ["noise", "signal"]
+_WHOLE = ("cell", "run", "b_small", "b_big")
 
 
 class _Sampled(NamedTuple):
@@ -88,9 +89,7 @@ class _Sampled(NamedTuple):
 
     def where(self, chosen: NDArray[np.bool_]) -> _Sampled:
         """Keep some of the steps."""
-        run, samples, tokens, parts, b_small, b_big = self
-        plain = samples[chosen], tokens[chosen], parts[chosen]
-        return _Sampled(run[chosen], *plain, b_small[chosen], b_big[chosen])
+        return _Sampled(*(column[chosen] for column in self))
 
     def starts(self) -> NDArray[np.intp]:
         """Return the first row of each run."""
@@ -99,16 +98,16 @@ class _Sampled(NamedTuple):
 
 def _sampled_by(samples: pd.DataFrame, key: str) -> dict[int, _Sampled]:
     """Split a table of sampled steps by a key; thousands of small tables would take far longer."""
-    groups, run = (samples[name].to_numpy(dtype=np.int64) for name in (key, "run"))
-    order = np.lexsort((run, groups))
-    groups, run = groups[order], run[order]
-    samples_seen, tokens = (
+    whole = {name: samples[name].to_numpy(dtype=np.int64) for name in _WHOLE if name in samples}
+    order = np.lexsort((whole["run"], whole[key]))
+    whole = {name: column[order] for name, column in whole.items()}
+    groups = whole[key]
+    progress = [
         samples[name].to_numpy(dtype=np.float64, na_value=np.nan)[order]
         for name in ("samples", "tokens")
-    )
-    sizes = [samples[name].to_numpy(dtype=np.int64)[order] for name in ("b_small", "b_big")]
+    ]
     parts = np.asfortranarray(samples[_PARTS].to_numpy(dtype=np.float64)[order])
-    columns = run, samples_seen, tokens, parts, *sizes
+    columns = whole["run"], *progress, parts, whole["b_small"], whole["b_big"]
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     ends = np.append(starts, len(groups))[1:]
     return {
@@ -139,13 +138,7 @@ def run_noise_scales(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         One row a run: `sweep_dir`, `run_id` and the columns of `cell_noise_scales`.
     """
-    samples = _samples(runs, steps)
-    samples_by_run = _sampled_by(samples, "run")
-    rows = {
-        run: _row(_Units(run_samples.parts, np.ones(len(run_samples.run))), run_samples)
-        for run, run_samples in samples_by_run.items()
-    }
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS)).astype(_COLUMNS)
+    table = _scales(_samples(runs, steps), "run")
     keys = runs[["sweep_dir", "run_id"]].iloc[table.index.to_numpy(dtype=np.int64)]
     return pd.concat([keys.reset_index(drop=True), table.reset_index(drop=True)], axis=1)
 
@@ -167,14 +160,7 @@ def cell_noise_scales(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         over stages, the smallest and the largest), `tokens_per_sample`, `estimate_tokens`,
         `low_tokens`, `high_tokens`, and `note`.
     """
-    samples = _cell_samples(cells, steps)
-    samples_by_cell = _sampled_by(samples, "cell")
-    rows = {
-        cell: _cell_row(cell_samples, np.ones(len(cell_samples.run)))
-        for cell, cell_samples in samples_by_cell.items()
-    }
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS))
-    return table.astype(_COLUMNS).rename_axis("cell")
+    return _scales(_cell_samples(cells, steps), "cell").rename_axis("cell")
 
 
 def noise_scale_curves(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
@@ -309,17 +295,24 @@ def _samples(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
-    labels = column_of(cells.runs, "not_invariant")
-    is_completed = cells.runs["status"].eq("completed")
-    counted = is_completed & ~labels.map(objective_depends_on_batch).astype(bool)
-    completed = cells.runs[counted]
+    is_dependent = column_of(cells.runs, "not_invariant").map(objective_depends_on_batch)
+    completed = cells.runs[cells.runs["status"].eq("completed") & ~is_dependent.astype(bool)]
     # A timing repeat of a trajectory adds no draw of its noise.
     runs = completed.drop_duplicates(["cell", "trajectory_id"])
     samples = _samples(runs, steps)
+    sampled_runs = runs.assign(task=column_of(runs, "task")).iloc[samples["run"].to_numpy()]
     # Samples of other tasks have targets, but no tokens.
-    tasks = column_of(runs, "task").to_numpy()[samples["run"].to_numpy()]
-    samples["tokens"] = samples["tokens"].where(tasks == "next_token")
-    return samples.assign(cell=runs["cell"].to_numpy()[samples["run"].to_numpy()])
+    tokens = samples["tokens"].where(sampled_runs["task"].eq("next_token").to_numpy())
+    return samples.assign(tokens=tokens, cell=sampled_runs["cell"].to_numpy())
+
+
+def _scales(samples: pd.DataFrame, key: str) -> pd.DataFrame:
+    """Estimate the noise scale over all sampled steps, by a key."""
+    rows = {
+        number: _cell_row(sampled, np.ones(len(sampled.run)))
+        for number, sampled in _sampled_by(samples, key).items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS)).astype(_COLUMNS)
 
 
 def _cell_row(sampled: _Sampled, weights: NDArray[np.float64]) -> dict[str, Any]:

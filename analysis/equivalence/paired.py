@@ -110,7 +110,8 @@ def judge_equivalence(pairs: pd.DataFrame) -> pd.DataFrame:
     columns = {name: pairs[name].to_numpy() for name in pairs}
     margins = pairs[["margin", "margin_reference"]].to_numpy(dtype=float)
     rows = []
-    for places in _places(pairs.groupby(keys, dropna=False).ngroup()):
+    number = pairs.groupby(keys, dropna=False).ngroup()
+    for places in number.groupby(number).indices.values():
         paired = places[~np.isnan(columns["difference"][places])]
         margin, conflict = stated_margin(margins[places], str(columns["quantity"][places[0]]))
         verdict = tost(columns["difference"][paired], margin)
@@ -134,13 +135,6 @@ def judge_equivalence(pairs: pd.DataFrame) -> pd.DataFrame:
         )
     renamed = {"mean": "mean_difference", "sd": "sd_difference"}
     return pd.DataFrame(rows).rename(columns=renamed)
-
-
-def _places(number: pd.Series[int]) -> list[NDArray[np.int64]]:
-    """Return the positions of the rows of each group, given the number of each row's."""
-    order = np.argsort(number.to_numpy(), kind="stable")
-    ends = np.cumsum(np.bincount(number.to_numpy()))
-    return np.split(order, ends[:-1]) if len(number) else []
 
 
 def family_verdicts(table: pd.DataFrame) -> pd.DataFrame:

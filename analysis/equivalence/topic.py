@@ -45,6 +45,16 @@ _QUANTITIES = {
     "log_steps_to_target": "log steps",
 }
 """Labels of the quantities in tables."""
+_GRADIENTS = (
+    ("relative_error", "error against float64", "error", "the float64 gradient"),
+    (
+        "relative_difference",
+        "from first decomposition",
+        "difference",
+        "that of the first decomposition",
+    ),
+)
+"""Columns of errors of gradients: header, word for the seeds, and what they are measured from."""
 _MOST_FAMILIES = 12
 """References named in a sentence."""
 
@@ -75,11 +85,11 @@ def _losses(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Secti
         equivalence_chart(cells, verdicts, pairs[pairs["quantity"].eq(quantity)]),
         divergence_chart(cells, by_step, spread, margin),
     ]
-    views = [_equivalence_table(judged, cells, quantity)]
+    table = _equivalence_table(judged, cells, quantity)
     return Section(
         _TITLE,
         list(_verdicts(cells, verdicts)),
-        [*views, decomposition_table(differences, cells)] if len(differences) else views,
+        [table, decomposition_table(differences, cells)] if len(differences) else [table],
         [chart for chart in charts if chart is not None],
         list(_warnings(cells, judged, verdicts)),
         _loss_headline(verdicts),
@@ -210,15 +220,7 @@ def _gradients(cells: Cells) -> Section | None:
     names = list(dict.fromkeys([*cells.contexts, "precision"]))
     columns = [geometry_column(frame), *setting_columns(frame, names)]
     answer = []
-    for name, header, word, against in (
-        ("relative_error", "error against float64", "error", "from the float64 gradient"),
-        (
-            "relative_difference",
-            "from first decomposition",
-            "difference",
-            "from that of the first decomposition",
-        ),
-    ):
+    for name, header, word, against in _GRADIENTS:
         measured = table.dropna(subset=[name]).groupby("precision", sort=False)[name]
         if not len(measured):
             continue
@@ -229,9 +231,10 @@ def _gradients(cells: Cells) -> Section | None:
             f"{' to '.join(dict.fromkeys((low, high)))} in {precision}"
             for precision, low, high in ends.itertuples()
         ]
-        answer.append(
-            f"The first gradient differs, relative to its norm, {against} by {', '.join(parts)}."
-        )
+        by = ", ".join(parts)
+        answer.append(f"The first gradient differs, relative to its norm, from {against} by {by}.")
+    known = table.dropna(subset=["relative_error"])
+    largest = known.groupby("precision")["relative_error"].idxmax()
     return Section(
         _TITLE,
         answer,
@@ -254,18 +257,14 @@ def _gradients(cells: Cells) -> Section | None:
             )
         ],
         headlines={
-            f"gradient_error_{precision}": Estimate(
-                row["relative_error"],
-                row["relative_error_low"],
-                row["relative_error_high"],
-                row["relative_error_n"],
+            f"gradient_error_{row['precision']}": Estimate(
+                *(row[f"relative_error{end}"] for end in ("", "_low", "_high", "_n")),
                 "",
                 f"mean and t-interval over {row['relative_error_n']} seeds, sketches of "
                 f"{row['buckets']} buckets (relative sd {spread:.1%})",
                 "|g - g64| / |g64| of the first gradient, of the decomposition in which it is "
                 "largest",
             )
-            for precision, rows in table.dropna(subset=["relative_error"]).groupby("precision")
-            for row in rows.nlargest(1, "relative_error").to_dict("records")
+            for row in table.loc[largest].to_dict("records")
         },
     )

@@ -116,15 +116,6 @@ def _sampled_by(samples: pd.DataFrame, key: str) -> dict[int, _Sampled]:
     }
 
 
-class _Units(NamedTuple):
-    """Independent measurements of both parts of the ratio."""
-
-    values: NDArray[np.float64]
-    """Shape (n, 2), in order of time."""
-    weights: NDArray[np.float64] | None
-    """Shape (n,), of sampled steps; None for runs, which have equal weights."""
-
-
 def run_noise_scales(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Estimate the gradient noise scale of every run in which it was sampled.
 
@@ -316,43 +307,42 @@ def _scales(samples: pd.DataFrame, key: str) -> pd.DataFrame:
 
 
 def _cell_row(sampled: _Sampled, weights: NDArray[np.float64]) -> dict[str, Any]:
-    """Return the columns of a table for the sampled steps of one or more runs."""
-    starts = sampled.starts()
-    if len(starts) == 1:
-        return _row(_Units(sampled.parts, weights), sampled)
-    sums = np.add.reduceat(sampled.parts * weights[:, None], starts)
-    return _row(_Units(sums / np.add.reduceat(weights, starts)[:, None], None), sampled)
-
-
-def _row(units: _Units, sampled: _Sampled) -> dict[str, Any]:
-    """Return the columns of a table for some units, made from these sampled steps."""
-    noise, signal = np.average(units.values, axis=0, weights=units.weights)
+    """Return the columns of a table for the weighed steps of a run, or for runs of equal weight."""
+    values, starts = sampled.parts, sampled.starts()
+    several = len(starts) > 1
+    if several:
+        sums = np.add.reduceat(values * weights[:, None], starts)
+        values = sums / np.add.reduceat(weights, starts)[:, None]
+    unit_weights = None if several else weights
+    noise, signal = np.average(values, axis=0, weights=unit_weights)
     ratio = noise / signal if noise > 0 and signal > 0 else math.nan
-    low, high = _interval(units)
+    low, high = _interval(values, unit_weights)
     tokens_seen = sampled.tokens[~np.isnan(sampled.tokens)]
     tokens = tokens_seen.sum() / sampled.samples.sum() if len(tokens_seen) else math.nan
-    values = {"estimate": ratio, "low": low, "high": high}
+    ends = {"estimate": ratio, "low": low, "high": high}
     return {
-        **values,
-        "n": len(units.values),
-        "n_runs": len(sampled.starts()),
-        "method": f"Fieller over {'runs' if units.weights is None else 'steps'}",
+        **ends,
+        "n": len(values),
+        "n_runs": len(starts),
+        "method": f"Fieller over {'runs' if several else 'steps'}",
         "b_small": sampled.b_small.min(),
         "b_big": sampled.b_big.max(),
         "tokens_per_sample": tokens,
-        **{f"{name}_tokens": value * tokens for name, value in values.items()},
+        **{f"{name}_tokens": value * tokens for name, value in ends.items()},
         "note": None if math.isfinite(high) else NOT_IDENTIFIED,
     }
 
 
-def _interval(units: _Units) -> tuple[float, float]:
-    values, n = units.values, len(units.values)
-    if n == 1:
+def _interval(
+    values: NDArray[np.float64], weights: NDArray[np.float64] | None
+) -> tuple[float, float]:
+    """Return Fieller's interval over weighed steps in order of time, or over runs."""
+    if len(values) == 1:
         return math.nan, math.nan
-    mean = np.average(values, axis=0, weights=units.weights)
-    if units.weights is None:
+    mean = np.average(values, axis=0, weights=weights)
+    if weights is None:
         return _over_runs(mean, values)
-    squares = (units.weights / units.weights.sum()) ** 2
+    squares = (weights / weights.sum()) ** 2
     counts = (squares[1:] + squares[:-1]) / 2
     changes = np.diff(values, axis=0)
     covariance = (changes * counts[:, None]).T @ changes / 2 * squares.sum() / counts.sum()

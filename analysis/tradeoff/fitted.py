@@ -177,7 +177,7 @@ def fit_forms(measurements: Measurements) -> tuple[Data, dict[Form, Floats], pd.
         `Fitted.data`, `Fitted.theta` by form, and `Fitted.forms`.
     """
     means = np.nanmean(measurements.log_steps, axis=1)[None]
-    data, n = Data(np.log(measurements.batches), means, np.ones_like(means)), means.shape[1]
+    data, n = Data(np.log(measurements.batches), means), means.shape[1]
     fits = {form: fit_form(data, form) for form, least in N_PARAMETERS.items() if n > least}
     nulls = null_residuals(data) if fits else {}
     squares = {name: (values, 1) for name, values in nulls.items()}

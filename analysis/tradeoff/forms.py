@@ -44,12 +44,10 @@ class Data:
     """Logarithms of the batch sizes, shape (batches,)."""
     y: Floats
     """Mean log steps, shape (data sets, batches)."""
-    weight: Floats
-    """Weights, same shape; 0 leaves a batch out."""
 
     def rows(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Data:
         """Keep some of the data sets."""
-        return Data(self.x, self.y[chosen], self.weight[chosen])
+        return Data(self.x, self.y[chosen])
 
 
 @dataclass(frozen=True)
@@ -106,9 +104,8 @@ def solve(data: Data, start: Floats, free: tuple[tuple[float, ...], ...]) -> Flo
     for _ in range(_MOST_ITERATIONS):
         part, now = data.rows(active), theta[active]
         slope = jacobian(part.x, now) @ basis
-        weighted = slope * part.weight[..., None]
-        normal = np.einsum("nbi,nbj->nij", weighted, slope)
-        right = np.einsum("nbi,nb->ni", weighted, part.y - predicted(part.x, now))
+        normal = np.einsum("nbi,nbj->nij", slope, slope)
+        right = np.einsum("nbi,nb->ni", slope, part.y - predicted(part.x, now))
         scale = np.einsum("nii->ni", normal) + 1e-300
         # A direction without effect must not make the system singular.
         damped = damping[active][:, None] * scale + 1e-280
@@ -136,18 +133,17 @@ def fit_form(data: Data, form: Form) -> tuple[Floats, Floats]:
     Returns
     -------
     tuple of array
-        Parameters (p, c, log q), shape (data sets, 3), and weighted sums of squared residuals.
+        Parameters (p, c, log q), shape (data sets, 3), and sums of squared residuals.
     """
     exponents = np.linspace(-0.9, 0.9, 7) if form == "free_exponent" else np.zeros(1)
     x = data.x
     grid = np.linspace(x.min() - REACH / 2, x.max() + REACH / 2, 60)
     places = np.array([(0.0, c, q) for q in exponents for c in grid])
     shapes = predicted(x, places)
-    total = data.weight.sum(axis=1)
-    heights = (data.weight * data.y).sum(axis=1)[:, None] - data.weight @ shapes.T
-    heights = heights / total[:, None]
-    squares = (data.weight * data.y**2).sum(axis=1)[:, None] + data.weight @ (shapes**2).T
-    squares = squares - 2 * (data.weight * data.y) @ shapes.T - heights**2 * total[:, None]
+    n, ones = len(x), np.ones_like(data.y)
+    heights = (data.y.sum(axis=1)[:, None] - ones @ shapes.T) / n
+    squares = (data.y**2).sum(axis=1)[:, None] + ones @ (shapes**2).T
+    squares = squares - 2 * data.y @ shapes.T - heights**2 * n
     best = squares.argmin(axis=1)
     start = places[best]
     start[:, 0] = heights[np.arange(len(best)), best]
@@ -160,8 +156,8 @@ def null_residuals(data: Data) -> dict[str, Floats]:
     forms = {"perfect_scaling": data.y + data.x, "constant": data.y}
     squares = {}
     for name, values in forms.items():
-        mean = (data.weight * values).sum(axis=1) / data.weight.sum(axis=1)
-        squares[name] = (data.weight * (values - mean[:, None]) ** 2).sum(axis=1)
+        mean = values.sum(axis=1) / values.shape[1]
+        squares[name] = ((values - mean[:, None]) ** 2).sum(axis=1)
     return squares
 
 
@@ -190,5 +186,4 @@ def aicc(squares: float, n: int, parameters: int) -> float:
 
 
 def _loss(data: Data, theta: Floats) -> Floats:
-    residuals = data.y - predicted(data.x, theta)
-    return np.asarray((data.weight * residuals**2).sum(axis=1))
+    return np.asarray(((data.y - predicted(data.x, theta)) ** 2).sum(axis=1))

@@ -141,10 +141,9 @@ def influence(data: Data, theta: Floats, slopes: Floats) -> Floats:
     array, shape (data sets, quantities, batches)
     """
     design = jacobian(data.x, theta)[..., : slopes.shape[-1]]
-    weighted = design * data.weight[..., None]
-    normal = np.einsum("nbi,nbj->nij", weighted, design)
+    normal = np.einsum("nbi,nbj->nij", design, design)
     inverse = np.linalg.pinv(normal, hermitian=True)
-    moved: Floats = slopes @ inverse @ np.swapaxes(weighted, 1, 2)
+    moved: Floats = slopes @ inverse @ np.swapaxes(design, 1, 2)
     return moved
 
 
@@ -223,14 +222,13 @@ class _RejectionSearch:
         slopes = jacobian(data.x, theta)
         free = slopes @ np.array(self.path.free).T
         along = slopes @ np.array(self.path.along)
-        weighted = free * data.weight[..., None]
-        normal = np.einsum("nbi,nbj->nij", weighted, free)
-        right = np.einsum("nbi,nb->ni", weighted, along)
+        normal = np.einsum("nbi,nbj->nij", free, free)
+        right = np.einsum("nbi,nb->ni", free, along)
         inverse = np.linalg.pinv(normal, hermitian=True, rcond=1e-14)
         score = along - np.einsum("nbi,ni->nb", free, np.einsum("nij,nj->ni", inverse, right))
         # Near the ends of its range a quantity hardly moves the curve; only directions matter.
         scale = np.abs(score).max(axis=1, keepdims=True) + 1e-300
-        score = data.weight * score / scale
+        score = score / scale
         total = np.abs((score * (data.y - predicted(data.x, theta))).sum(axis=1))
         variance, degrees = self.noise.variance(score)
         error = np.sqrt(variance) + 1e-15

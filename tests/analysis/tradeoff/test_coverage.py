@@ -26,7 +26,7 @@ NOISY_QUADRATIC = tuple(2**k for k in range(9))
 
 
 def fitted(batches, log_steps, form="two_term"):
-    data = Data(np.log(batches), log_steps, np.ones_like(log_steps))
+    data = Data(np.log(batches), log_steps)
     return data, fit_form(data, form)[0]
 
 

@@ -99,13 +99,14 @@ def solve(data: Data, start: Floats, free: tuple[tuple[float, ...], ...]) -> Flo
     longest, identity = _LONGEST[moved], np.eye(len(free))
     theta = start.copy()
     damping = np.full(len(theta), 1e-6)
-    loss = _loss(data, theta)
+    residuals = data.y - predicted(data.x, theta)
+    loss = (residuals**2).sum(axis=1)
     active = np.ones(len(theta), dtype=bool)
     for _ in range(_MOST_ITERATIONS):
-        part, now = data.rows(active), theta[active]
-        slope = jacobian(part.x, now) @ basis
+        now = theta[active]
+        slope = jacobian(data.x, now) @ basis
         normal = np.einsum("nbi,nbj->nij", slope, slope)
-        right = np.einsum("nbi,nb->ni", slope, part.y - predicted(part.x, now))
+        right = np.einsum("nbi,nb->ni", slope, residuals[active])
         scale = np.einsum("nii->ni", normal) + 1e-300
         # A direction without effect must not make the system singular.
         damped = damping[active][:, None] * scale + 1e-280
@@ -113,11 +114,13 @@ def solve(data: Data, start: Floats, free: tuple[tuple[float, ...], ...]) -> Flo
         step = np.linalg.solve(normal, right[..., None])[..., 0].clip(-longest, longest)
         step = (now[:, moved] + step).clip(low[moved], high[moved]) - now[:, moved]
         after = now + step @ basis.T
-        new = _loss(part, after)
-        better = new <= loss[active]
         rows = np.flatnonzero(active)
-        theta[rows[better]] = after[better]
-        loss[rows[better]] = new[better]
+        new_residuals = data.y[rows] - predicted(data.x, after)
+        new_loss = (new_residuals**2).sum(axis=1)
+        better = new_loss <= loss[rows]
+        improved = rows[better]
+        theta[improved], residuals[improved] = after[better], new_residuals[better]
+        loss[improved] = new_loss[better]
         damping[rows] = np.where(better, damping[rows] / 10, damping[rows] * 10 + 1e-8)
         # A little always stays: two directions may be alike to the last digit.
         damping[rows] = np.maximum(damping[rows], 1e-12)
@@ -148,7 +151,7 @@ def fit_form(data: Data, form: Form) -> tuple[Floats, Floats]:
     start = places[best]
     start[:, 0] = heights[np.arange(len(best)), best]
     theta = solve(data, start, _ALL[form])
-    return theta, _loss(data, theta)
+    return theta, ((data.y - predicted(data.x, theta)) ** 2).sum(axis=1)
 
 
 def null_residuals(data: Data) -> dict[str, Floats]:
@@ -183,7 +186,3 @@ def aicc(squares: float, n: int, parameters: int) -> float:
         return float("inf")
     misfit = max(squares / n, _LEAST_MISFIT**2)
     return float(n * np.log(misfit) + 2 * k + 2 * k * (k + 1) / (n - k - 1))
-
-
-def _loss(data: Data, theta: Floats) -> Floats:
-    return np.asarray(((data.y - predicted(data.x, theta)) ** 2).sum(axis=1))

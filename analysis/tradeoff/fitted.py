@@ -75,7 +75,7 @@ class Fitted:
         if self.noise is None:
             return math.nan, math.nan
         path = PATHS[self.form][quantity]
-        low, high = intervals(self.data, self.noise, self.theta, path, LEVEL)
+        low, high = intervals(self.data, self.noise, self.theta, path)
         return float(low[0]), float(high[0])
 
     @cached_property

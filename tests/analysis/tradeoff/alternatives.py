@@ -25,9 +25,7 @@ def score(x, values):
     means = values.mean(axis=2)
     data = Data(x, means)
     theta = fit_form(data, "two_term")[0]
-    low, high = intervals(
-        data, noise_of(values), theta, PATHS["two_term"]["critical_batch_size"], level=LEVEL
-    )
+    low, high = intervals(data, noise_of(values), theta, PATHS["two_term"]["critical_batch_size"])
     return theta[:, 1] + low, theta[:, 1] + high
 
 

@@ -43,7 +43,7 @@ def coverages(batches, values, truth, form="two_term"):
     true, estimates = quantities(truth), quantities(theta)
     covered = {}
     for name, path in PATHS[form].items():
-        low, high = intervals(data, noise, theta, path, 0.95)
+        low, high = intervals(data, noise, theta, path)
         inside = (estimates[name] + low <= true[name]) & (true[name] <= estimates[name] + high)
         covered[name] = inside.mean()
         if name == "critical_batch_size":

@@ -29,7 +29,7 @@ def covered(form, batches, values):
     means = values.mean(axis=2)
     data = Data(np.log(batches), means)
     theta, _ = fit_form(data, form)
-    low, high = intervals(data, noise_of(values), theta, PATHS[form]["critical_batch_size"], 0.95)
+    low, high = intervals(data, noise_of(values), theta, PATHS[form]["critical_batch_size"])
     away = math.log(CRITICAL) - theta[:, 1]
     return np.mean((low <= away) & (away <= high)), np.median(high - low)
 

@@ -233,8 +233,8 @@ def _gradients(cells: Cells) -> Section | None:
         ]
         by = ", ".join(parts)
         answer.append(f"The first gradient differs, relative to its norm, from {against} by {by}.")
-    known = table.dropna(subset=["relative_error"])
-    largest = known.groupby("precision")["relative_error"].idxmax()
+    by_precision = table.dropna(subset=["relative_error"]).groupby("precision")
+    largest = by_precision["relative_error"].idxmax()
     return Section(
         _TITLE,
         answer,

@@ -71,7 +71,6 @@ _MOST_POINTS = 20
 _FARTHEST = 700.0
 """Logarithm beyond which an end is infinite: its exponential has no floating-point number."""
 _PARTS = ["noise", "signal"]
-_WHOLE = ("cell", "run", "b_small", "b_big")
 
 
 class _Sampled(NamedTuple):
@@ -98,16 +97,17 @@ class _Sampled(NamedTuple):
 
 def _sampled_by(samples: pd.DataFrame, key: str) -> dict[int, _Sampled]:
     """Split a table of sampled steps by a key; thousands of small tables would take far longer."""
-    whole = {name: samples[name].to_numpy(dtype=np.int64) for name in _WHOLE if name in samples}
-    order = np.lexsort((whole["run"], whole[key]))
-    whole = {name: column[order] for name, column in whole.items()}
-    groups = whole[key]
+    names = [key, "run", "b_small", "b_big"]
+    integers = {name: samples[name].to_numpy(dtype=np.int64) for name in names}
+    order = np.lexsort((integers["run"], integers[key]))
+    integers = {name: column[order] for name, column in integers.items()}
+    groups = integers[key]
     progress = [
         samples[name].to_numpy(dtype=np.float64, na_value=np.nan)[order]
         for name in ("samples", "tokens")
     ]
     parts = np.asfortranarray(samples[_PARTS].to_numpy(dtype=np.float64)[order])
-    columns = whole["run"], *progress, parts, whole["b_small"], whole["b_big"]
+    columns = integers["run"], *progress, parts, integers["b_small"], integers["b_big"]
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     ends = np.append(starts, len(groups))[1:]
     return {

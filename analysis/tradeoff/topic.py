@@ -144,13 +144,13 @@ def _warnings(group: GroupFits, tuning: Callable[[int, float], str | None] | Non
     return [f"{group.prefix}{text}" for text in texts if text]
 
 
-def noise_scale_sentence(critical: Estimate, scale: float, known: int, batches: int) -> str | None:
+def noise_scale_sentence(critical: Estimate, scale: float, n: int, batches: int) -> str | None:
     """Compare a critical batch size with the typical gradient noise scale; None without either."""
     if not (critical.is_identified and math.isfinite(scale)):
         return None
     ratio = significant(scale / critical.value, 2)
     return (
-        f"The gradient noise scale, {significant(scale, 3)} samples (geometric mean over {known} "
+        f"The gradient noise scale, {significant(scale, 3)} samples (geometric mean over {n} "
         f"of {batches} batch sizes), is {ratio} times that. It tells the order of magnitude only: "
         "over the eight tasks of McCandlish et al. 2018 (table 1) the ratio went from 0.05 to 8."
     )

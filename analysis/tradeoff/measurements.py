@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,7 +87,7 @@ def measure(reaches: pd.DataFrame) -> Measurements:
         if reason
     ]
     steps = _by_seed(rows[rows["global_batch_size"].map(excluded["reason"]).eq("")])
-    penalty = _penalty(np.log(steps.mul(steps.index, axis=0)))
+    penalty = _penalty(steps.mul(steps.index, axis=0).apply(np.log))
     if penalty is not None:
         first_fitted, text = penalty
         warnings.append(text)
@@ -96,7 +97,7 @@ def measure(reaches: pd.DataFrame) -> Measurements:
     steps = _by_seed(runs)
     firsts = column_of(runs, "first_steps_to_target").astype(float)
     # A table of crossings that are not for good may know none before them.
-    firsts = np.fmin(firsts, runs["steps_to_target"])
+    firsts = firsts.where(firsts < runs["steps_to_target"], runs["steps_to_target"])
     return Measurements(
         batches=steps.index.to_numpy(dtype=np.float64),
         log_steps=np.log(steps.to_numpy(dtype=np.float64)),
@@ -213,20 +214,21 @@ def _penalty(log_samples: pd.DataFrame) -> tuple[float, str] | None:
     # floor cost small batches what no form holds.
     if len(log_samples) < 3:
         return None
-    means = log_samples.mean(axis=1)
-    first, least = means.index[0], means.idxmin()
-    excess = means[first] - means[least]
+    sizes = log_samples.index.to_numpy(dtype=np.float64)
+    means = log_samples.mean(axis=1).to_numpy(dtype=np.float64)
+    least = int(means.argmin())
+    excess = float(means[0] - means[least])
     if excess < _LEAST_PENALTY:
         return None
     # The batch size of the minimum was chosen among all others.
-    limit = _PENALTY_LEVEL / (len(means) - 1)
-    error, degrees = _error_of_difference(log_samples.loc[[first, least]])
+    limit = _PENALTY_LEVEL / (len(sizes) - 1)
+    error, degrees = _error_of_difference(log_samples.iloc[[0, least]])
     if degrees < 1 or stdtr(degrees, -excess / max(error, 1e-300)) >= limit:
         return None
-    return least, (
-        f"Batch size {first:g} needs {significant(float(np.expm1(excess)) * 100, 2)} % more "
-        f"samples than {least:g} (a penalty on small batches): only batch sizes from {least:g} are "
-        "fitted."
+    return float(sizes[least]), (
+        f"Batch size {sizes[0]:g} needs {significant(math.expm1(excess) * 100, 2)} % more samples "
+        f"than {sizes[least]:g} (a penalty on small batches): only batch sizes from "
+        f"{sizes[least]:g} are fitted."
     )
 
 

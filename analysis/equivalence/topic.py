@@ -258,7 +258,10 @@ def _gradients(cells: Cells) -> Section | None:
         ],
         headlines={
             f"gradient_error_{row['precision']}": Estimate(
-                *(row[f"relative_error{end}"] for end in ("", "_low", "_high", "_n")),
+                row["relative_error"],
+                row["relative_error_low"],
+                row["relative_error_high"],
+                row["relative_error_n"],
                 "",
                 f"mean and t-interval over {row['relative_error_n']} seeds, sketches of "
                 f"{row['buckets']} buckets (relative sd {spread:.1%})",

@@ -88,7 +88,7 @@ class _Sampled(NamedTuple):
 
     def where(self, chosen: NDArray[np.bool_]) -> _Sampled:
         """Keep some of the steps."""
-        return _Sampled(*(column[chosen] for column in self))
+        return _Sampled._make(column[chosen] for column in self)
 
     def starts(self) -> NDArray[np.intp]:
         """Return the first row of each run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -104,18 +105,20 @@ def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
     width = (table["high"] / table["low"]).where(table["note"].isna())
     # The table shows the value of a single sampled step, or with an open interval; no text may.
     value = table["estimate"].where(np.isfinite(table["high"])).astype(float)
-    note = np.where(value.notna(), None, NOT_IDENTIFIED)
-    order = table.assign(width=width, value=value, note=note).sort_values(
+    order = table.assign(width=width, value=value).sort_values(
         ["n_runs", "width"], ascending=[False, True], kind="stable"
     )
     first = order.drop_duplicates("global_batch_size").sort_values("global_batch_size")
     return {
         f"gradient_noise_scale_{row['global_batch_size']}": Estimate(
-            *(row[name] for name in ("value", "low", "high", "n")),
+            row["value"],
+            row["low"],
+            row["high"],
+            row["n"],
             "samples",
             row["method"],
             _DEFINITION,
-            row["note"],
+            NOT_IDENTIFIED if math.isnan(row["value"]) else None,
         )
         for row in first.to_dict("records")
     }

@@ -193,7 +193,7 @@ def _not_preferred(fit: Fitted) -> str | None:
             f"{few}, and {len(fit.measurements.batches)} batch sizes are too few to prefer "
             f"{FORMULAS[fit.form]} to simpler forms by AICc: add seeds or batch sizes"
         )
-    best = criteria[["perfect_scaling", "constant"]].idxmin()
+    best = min("perfect_scaling", "constant", key=lambda null: float(criteria[null]))
     if criteria[fit.form] >= criteria[best]:
         side = "larger" if best == "perfect_scaling" else "smaller"
         name = best.replace("_", " ")

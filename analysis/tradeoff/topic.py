@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from batchscape.analysis.comparing.pairs import logarithm
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import group_name
@@ -378,6 +378,5 @@ def _typical_scale(noise_scales: pd.DataFrame | None, group: GroupFits) -> tuple
         return math.nan, 0
     is_of_fit = noise_scales["cell"].isin(group.fit.runs["cell"])
     scales = noise_scales[is_of_fit & noise_scales["group"].eq(group.number)]
-    logs = np.log(scales["estimate"].astype(float))
-    means = logs.groupby(scales["global_batch_size"]).mean()
+    means = logarithm(scales["estimate"]).groupby(scales["global_batch_size"]).mean()
     return math.exp(means.mean()), len(means)

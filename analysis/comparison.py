@@ -25,7 +25,7 @@ def compare(cells: Cells) -> pd.DataFrame:
         that did not complete), `timing_note` (why times of completed runs are left out),
         `not_invariant` (why decompositions of these runs may train unlike one another); for each
         figure of `COMPARED` its `_mean`, `_ci95` (half-width of the t-interval of the mean, from 3
-        values on) and `_n`; `throughput_ratio` with its ends and n, as in `throughput_ratios`;
+        values on) and `_n`; the columns of `throughput_ratios`;
         `run_ids` and `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
     """
     is_completed = cells.runs["status"].eq("completed")
@@ -44,7 +44,7 @@ def compare(cells: Cells) -> pd.DataFrame:
         cells.table[[name for name in cells.settings if name not in dependent]],
         pd.DataFrame(numbers | {name: _distinct(runs, name, " | ") for name in texts}),
         _spreads(cells),
-        throughput_ratios(cells).drop(columns="throughput_ratio_reference"),
+        throughput_ratios(cells),
         pd.DataFrame({f"{name}s": _distinct(runs, name, ";") for name in ("run_id", "sweep_dir")}),
     ]
     return pd.concat(parts, axis=1).reindex(cells.table.index).copy()

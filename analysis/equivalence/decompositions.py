@@ -10,7 +10,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.joins import rows_of
+from batchscape.analysis.joins import column_of, rows_of
 
 _MAY_DIFFER = ("hardware", "device_type", "nodes")
 """Contexts in which cells that share a trajectory may differ."""
@@ -128,7 +128,7 @@ def differences_by_cell(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame)
     table["n_seeds"] = reference.map(seeds["n"])
     table["rms_over_seed_sd"] = table["rms_difference"] / table["seed_sd"]
     first_runs = cells.runs.drop_duplicates("cell").set_index("cell").reindex(table.index)
-    why = first_runs.reindex(columns=["not_invariant"])["not_invariant"]
+    why = column_of(first_runs, "not_invariant")
     table["note"] = why.map("not decomposition-invariant: {}".format, na_action="ignore")
     head = with_precision(cells).loc[table.index]
     head.insert(len(GEOMETRY), "reference", reference.map(reference_labels(cells)))

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.comparing.pairs import blocks_of
+from batchscape.analysis.comparison import spreads_of
 from batchscape.analysis.equivalence.decompositions import members_of
-from batchscape.analysis.estimates import half_widths
 from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
@@ -122,15 +122,12 @@ def gradient_error_table(errors: pd.DataFrame) -> pd.DataFrame:
     """Average the errors of `gradient_errors` over the runs of each cell, with 95 % t-intervals."""
     groups = errors.assign(reference_run_id=errors["reference_run_id"].fillna("")).groupby("cell")
     table = groups[["precision", "buckets"]].first()
-    for name in ("relative_error", "relative_difference"):
-        group = groups[name]
-        mean, n = group.mean(), group.count()
-        half = half_widths(group.std(), n)
-        table[name] = mean
+    for name, spread in spreads_of(groups[["relative_error", "relative_difference"]]).items():
+        table[name] = spread["mean"]
         # A distance is not below zero.
-        table[f"{name}_low"] = (mean - half).clip(lower=0)
-        table[f"{name}_high"] = mean + half
-        table[f"{name}_n"] = n
+        table[f"{name}_low"] = (spread["mean"] - spread["ci95"]).clip(lower=0)
+        table[f"{name}_high"] = spread["mean"] + spread["ci95"]
+        table[f"{name}_n"] = spread["n"]
     table["run_ids"] = groups["run_id"].agg(" ".join)
     table["reference_run_ids"] = groups["reference_run_id"].agg(" ".join).str.strip()
     table["sweep_dirs"] = groups["sweep_dir"].agg(lambda dirs: ";".join(dirs.unique()))

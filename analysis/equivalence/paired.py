@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cells import Cells
+from batchscape.analysis.comparing.pairs import logarithm
 from batchscape.analysis.equivalence.decompositions import members_of
 from batchscape.analysis.equivalence.tost import ALPHA, tost
 from batchscape.analysis.joins import column_of
+from batchscape.analysis.targets.tidy import at_common_target
 
 MARGIN_SETTINGS = {
     "final_eval_loss": "measure.equivalence_margin",
@@ -24,22 +25,18 @@ MARGIN_SETTINGS = {
 MARGINS = {"measure.equivalence_margin": 0.005, "measure.equivalence_margin_steps": 0.02}
 """Defaults of these settings, for runs that state no margin."""
 
-_NEVER = ("diverged", "censored")
-"""Outcomes of runs that reached no target within their budget."""
-
 
 def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.DataFrame:
     """Pair the results of every decomposition with those of its reference, by trajectory.
 
     Completed and diverged runs take part, one for each cell and trajectory. A diverged run has an
-    infinite loss, and one that did not reach a target an infinite number of steps, so that a pair
-    of which one member failed has an infinite difference.
+    infinite loss, so that a pair of which one member failed has an infinite difference.
 
     Parameters
     ----------
     reaches : DataFrame, optional
-        A row a run and target: `sweep_dir`, `run_id`, `target_loss`, `outcome` (`reached`,
-        `censored`, `diverged`, `pruned`) and `steps_to_target`.
+        A row a run and target: `sweep_dir`, `run_id`, `target_loss`, `outcome` and
+        `steps_to_target`. Those at the lowest target that all cuts of a reference reached count.
 
     Returns
     -------
@@ -52,24 +49,27 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
     """
     members = members_of(cells, ("completed", "diverged"))
     runs = cells.runs.loc[members.index]
-    tables = []
-    for name in ("final_eval_loss", "final_loss"):
-        loss = pd.to_numeric(runs[name], errors="coerce").astype(float)
-        loss = loss.mask(runs["status"].eq("diverged"), math.inf)
-        tables.append(members.assign(quantity=name, target_loss=math.nan, value=loss))
+    tables = {
+        name: members.assign(
+            target_loss=math.nan,
+            value=runs[name].astype(float).mask(runs["status"].eq("diverged"), math.inf),
+        )
+        for name in ("final_eval_loss", "final_loss")
+    }
     if reaches is not None:
         keys = ["sweep_dir", "run_id"]
-        columns = [*keys, "target_loss", "outcome", "steps_to_target"]
-        joined = members.reset_index(names="row").merge(reaches[columns], on=keys).set_index("row")
-        steps = joined["steps_to_target"].astype(float)
-        value = steps.where(steps > 0).apply(np.log).mask(joined["outcome"].isin(_NEVER), math.inf)
-        tables.append(joined.assign(quantity="log_steps_to_target", value=value))
-    for table in tables:
-        stated = column_of(runs, MARGIN_SETTINGS[table["quantity"].iloc[0]] if len(table) else "")
-        table["margin"] = pd.to_numeric(stated, errors="coerce").reindex(table.index).astype(float)
+        is_compared = members.groupby("reference")["cell"].transform("nunique") > 1
+        at_target = at_common_target(reaches, members[is_compared], ["reference"])
+        at_target = at_target[[*keys, "target_loss", "steps_to_target"]]
+        joined = members.reset_index(names="row").merge(at_target, on=keys).set_index("row")
+        steps = logarithm(joined["steps_to_target"])
+        tables["log_steps_to_target"] = joined.assign(value=steps)
+    for quantity, table in tables.items():
+        stated = pd.to_numeric(column_of(runs, MARGIN_SETTINGS[quantity]), errors="coerce")
+        table["quantity"], table["margin"] = quantity, stated.reindex(table.index).astype(float)
     keys = ["reference", "trajectory_id", "quantity", "target_loss"]
     shared = ["value", "margin", "sweep_dir", "run_id"]
-    rows = pd.concat(tables, ignore_index=True)[["cell", *keys, *shared]]
+    rows = pd.concat([*tables.values()], ignore_index=True)[["cell", *keys, *shared]]
     is_reference = rows["cell"] == rows["reference"]
     base = rows.loc[is_reference, [*keys, *shared]]
     pairs = rows[~is_reference].merge(base, on=keys, suffixes=("", "_reference"))
@@ -110,19 +110,19 @@ def judge_equivalence(pairs: pd.DataFrame) -> pd.DataFrame:
     columns = {name: pairs[name].to_numpy() for name in pairs}
     margins = pairs[["margin", "margin_reference"]].to_numpy(dtype=float)
     rows = []
-    for places in _places(pairs.groupby(keys, dropna=False).ngroup()):
+    number = pairs.groupby(keys, dropna=False).ngroup()
+    for places in number.groupby(number).indices.values():
         paired = places[~np.isnan(columns["difference"][places])]
         margin, conflict = stated_margin(margins[places], str(columns["quantity"][places[0]]))
-        verdict = asdict(tost(columns["difference"][paired], margin))
-        verdict |= {f"{name}_difference": verdict.pop(name) for name in ("mean", "sd")}
+        verdict = tost(columns["difference"][paired], margin)
         if conflict:
-            verdict |= {"verdict": "not identified", "margin": math.nan, "reason": conflict}
+            verdict = verdict._replace(verdict="not identified", margin=math.nan, reason=conflict)
         references = columns["value_reference"][paired]
         seeds = references[np.isfinite(references)]
         folders = [*columns["sweep_dir"][places], *columns["sweep_dir_reference"][places]]
         rows.append(
             {name: columns[name][places[0]] for name in keys}
-            | verdict
+            | verdict._asdict()
             | {
                 "margin_stated": not conflict and not np.isnan(margins[places]).any(),
                 "n_without": len(places) - len(paired),
@@ -133,14 +133,8 @@ def judge_equivalence(pairs: pd.DataFrame) -> pd.DataFrame:
                 "sweep_dirs": ";".join(dict.fromkeys(folders)),
             }
         )
-    return pd.DataFrame(rows)
-
-
-def _places(number: pd.Series[int]) -> list[NDArray[np.int64]]:
-    """Return the positions of the rows of each group, given the number of each row's."""
-    order = np.argsort(number.to_numpy(), kind="stable")
-    ends = np.cumsum(np.bincount(number.to_numpy()))
-    return np.split(order, ends[:-1]) if len(number) else []
+    renamed = {"mean": "mean_difference", "sd": "sd_difference"}
+    return pd.DataFrame(rows).rename(columns=renamed)
 
 
 def family_verdicts(table: pd.DataFrame) -> pd.DataFrame:
@@ -150,19 +144,22 @@ def family_verdicts(table: pd.DataFrame) -> pd.DataFrame:
     (intersection-union test). That at least one is different needs one: Bonferroni's.
     """
     keys = ["reference", "quantity", "target_loss"]
-    rows = []
-    for key, group in table.groupby(keys, dropna=False):
-        tested = group["p_different"].dropna().astype(float)
-        p_different = float(np.minimum(tested.min() * len(tested), 1.0))
-        equivalent, different = (group["verdict"].eq(v) for v in ("equivalent", "different"))
-        verdict = "different" if different.any() and p_different <= ALPHA else "not identified"
-        rows.append(
-            {
-                **dict(zip(keys, key, strict=True)),
-                "n_decompositions": len(group),
-                "n_equivalent": int(equivalent.sum()),
-                "p_different": p_different,
-                "verdict": "equivalent" if equivalent.all() else verdict,
-            }
+    flags = {verdict: table["verdict"].eq(verdict) for verdict in ("equivalent", "different")}
+    families = (
+        table.assign(**flags)
+        .groupby(keys, dropna=False)
+        .agg(
+            n_decompositions=("verdict", "size"),
+            n_equivalent=("equivalent", "sum"),
+            is_different=("different", "any"),
+            p_different=("p_different", "min"),
+            n_tested=("p_different", "count"),
         )
-    return pd.DataFrame(rows)
+    )
+    families["p_different"] = (families["p_different"] * families["n_tested"]).clip(upper=1.0)
+    verdicts = {
+        "equivalent": families["n_equivalent"].eq(families["n_decompositions"]),
+        "different": families["is_different"] & families["p_different"].le(ALPHA),
+    }
+    families["verdict"] = np.select([*verdicts.values()], [*verdicts], "not identified")
+    return families.reset_index()

@@ -34,7 +34,6 @@ from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import decomposition_table, geometry_column, setting_columns
 from batchscape.analysis.report.topic import Section, join_sections
-from batchscape.analysis.targets.tidy import at_common_target
 from batchscape.record.tables import Tables
 from batchscape.text import count_text, list_text
 
@@ -46,6 +45,16 @@ _QUANTITIES = {
     "log_steps_to_target": "log steps",
 }
 """Labels of the quantities in tables."""
+_GRADIENTS = (
+    ("relative_error", "error against float64", "error", "the float64 gradient"),
+    (
+        "relative_difference",
+        "from first decomposition",
+        "difference",
+        "that of the first decomposition",
+    ),
+)
+"""Columns of errors of gradients: header, word for the seeds, and what they are measured from."""
 _MOST_FAMILIES = 12
 """References named in a sentence."""
 
@@ -61,10 +70,6 @@ def equivalence_section(
 
 def _losses(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Section | None:
     """Judge final losses and steps to a target; None without a pair."""
-    if reaches is not None:
-        members = members_of(cells, ("completed", "diverged"))
-        family = members.groupby("reference")["cell"].transform("nunique") > 1
-        reaches = at_common_target(reaches, members[family], ["reference"])
     pairs = paired_differences(cells, reaches)
     judged = judge_equivalence(pairs)
     if judged.empty:
@@ -80,11 +85,11 @@ def _losses(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Secti
         equivalence_chart(cells, verdicts, pairs[pairs["quantity"].eq(quantity)]),
         divergence_chart(cells, by_step, spread, margin),
     ]
-    views = [_equivalence_table(judged, cells, quantity)]
+    table = _equivalence_table(judged, cells, quantity)
     return Section(
         _TITLE,
         list(_verdicts(cells, verdicts)),
-        [*views, decomposition_table(differences, cells)] if len(differences) else views,
+        [table, decomposition_table(differences, cells)] if len(differences) else [table],
         [chart for chart in charts if chart is not None],
         list(_warnings(cells, judged, verdicts)),
         _loss_headline(verdicts),
@@ -215,15 +220,7 @@ def _gradients(cells: Cells) -> Section | None:
     names = list(dict.fromkeys([*cells.contexts, "precision"]))
     columns = [geometry_column(frame), *setting_columns(frame, names)]
     answer = []
-    for name, header, word, against in (
-        ("relative_error", "error against float64", "error", "from the float64 gradient"),
-        (
-            "relative_difference",
-            "from first decomposition",
-            "difference",
-            "from that of the first decomposition",
-        ),
-    ):
+    for name, header, word, against in _GRADIENTS:
         measured = table.dropna(subset=[name]).groupby("precision", sort=False)[name]
         if not len(measured):
             continue
@@ -234,9 +231,10 @@ def _gradients(cells: Cells) -> Section | None:
             f"{' to '.join(dict.fromkeys((low, high)))} in {precision}"
             for precision, low, high in ends.itertuples()
         ]
-        answer.append(
-            f"The first gradient differs, relative to its norm, {against} by {', '.join(parts)}."
-        )
+        by = ", ".join(parts)
+        answer.append(f"The first gradient differs, relative to its norm, from {against} by {by}.")
+    by_precision = table.dropna(subset=["relative_error"]).groupby("precision")
+    largest = by_precision["relative_error"].idxmax()
     return Section(
         _TITLE,
         answer,
@@ -259,7 +257,7 @@ def _gradients(cells: Cells) -> Section | None:
             )
         ],
         headlines={
-            f"gradient_error_{precision}": Estimate(
+            f"gradient_error_{row['precision']}": Estimate(
                 row["relative_error"],
                 row["relative_error_low"],
                 row["relative_error_high"],
@@ -270,7 +268,6 @@ def _gradients(cells: Cells) -> Section | None:
                 "|g - g64| / |g64| of the first gradient, of the decomposition in which it is "
                 "largest",
             )
-            for precision, rows in table.dropna(subset=["relative_error"]).groupby("precision")
-            for row in rows.nlargest(1, "relative_error").to_dict("records")
+            for row in table.loc[largest].to_dict("records")
         },
     )

@@ -8,8 +8,7 @@ comparisons that must all be equivalent need no correction: an intersection-unio
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,16 +25,11 @@ Equivalence = Literal["equivalent", "different", "not identified"]
 """A difference that is not shown is no equivalence; so there is a third verdict."""
 
 
-@dataclass(frozen=True)
-class Tost:
+class Tost(NamedTuple):
     """Verdict of paired differences on a margin."""
 
     n: int
     """Pairs."""
-    mean: float
-    """Mean difference."""
-    sd: float
-    """Of the differences, ddof 1."""
     low: float
     """Lower end of the (1 - 2 alpha) t-interval of the mean."""
     high: float
@@ -50,6 +44,10 @@ class Tost:
     """p value of the test that the mean is beyond the margin."""
     smallest_margin: float
     """Equivalent by any margin above this one."""
+    mean: float
+    """Mean difference."""
+    sd: float
+    """Of the differences, ddof 1."""
 
 
 def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
@@ -68,14 +66,14 @@ def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
     values = np.asarray(differences, dtype=float).ravel()
     n, infinite = len(values), int(np.isinf(values).sum())
     verdict: Equivalence = "not identified"
+    mean = float(values.mean()) if n and not infinite else math.nan
     if n < 2 or infinite:
         reason: str | None = f"{count_text(n, 'pair')}; a spread needs 2"
         if infinite:
             reason = f"{infinite} of {n} pairs have no finite difference"
-        mean = float(values[0]) if n == 1 and not infinite else math.nan
         nan = math.nan
-        return Tost(n, mean, nan, nan, nan, margin, verdict, reason, nan, nan, nan)
-    mean, sd = float(values.mean()), float(values.std(ddof=1))
+        return Tost(n, nan, nan, margin, verdict, reason, nan, nan, nan, mean, nan)
+    sd = float(values.std(ddof=1))
     error, freedom = sd / math.sqrt(n), n - 1
     half = t_reach(error, freedom, 1 - 2 * alpha)
     low, high = mean - half, mean + half
@@ -89,10 +87,8 @@ def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
         verdict, reason = "different", None
     p_equivalent = _survival(margin - abs(mean), error, freedom)
     p_different = _survival(abs(mean) - margin, error, freedom)
-    furthest = max(abs(low), abs(high))
-    return Tost(
-        n, mean, sd, low, high, margin, verdict, reason, p_equivalent, p_different, furthest
-    )
+    ps_and_furthest = p_equivalent, p_different, max(abs(low), abs(high))
+    return Tost(n, low, high, margin, verdict, reason, *ps_and_furthest, mean, sd)
 
 
 def _survival(distance: float, error: float, freedom: float) -> float:

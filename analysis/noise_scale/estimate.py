@@ -88,9 +88,7 @@ class _Sampled(NamedTuple):
 
     def where(self, chosen: NDArray[np.bool_]) -> _Sampled:
         """Keep some of the steps."""
-        run, samples, tokens, parts, b_small, b_big = self
-        plain = samples[chosen], tokens[chosen], parts[chosen]
-        return _Sampled(run[chosen], *plain, b_small[chosen], b_big[chosen])
+        return _Sampled._make(column[chosen] for column in self)
 
     def starts(self) -> NDArray[np.intp]:
         """Return the first row of each run."""
@@ -99,31 +97,23 @@ class _Sampled(NamedTuple):
 
 def _sampled_by(samples: pd.DataFrame, key: str) -> dict[int, _Sampled]:
     """Split a table of sampled steps by a key; thousands of small tables would take far longer."""
-    groups, run = (samples[name].to_numpy(dtype=np.int64) for name in (key, "run"))
-    order = np.lexsort((run, groups))
-    groups, run = groups[order], run[order]
-    samples_seen, tokens = (
+    names = [key, "run", "b_small", "b_big"]
+    integers = {name: samples[name].to_numpy(dtype=np.int64) for name in names}
+    order = np.lexsort((integers["run"], integers[key]))
+    integers = {name: column[order] for name, column in integers.items()}
+    groups = integers[key]
+    progress = [
         samples[name].to_numpy(dtype=np.float64, na_value=np.nan)[order]
         for name in ("samples", "tokens")
-    )
-    sizes = [samples[name].to_numpy(dtype=np.int64)[order] for name in ("b_small", "b_big")]
+    ]
     parts = np.asfortranarray(samples[_PARTS].to_numpy(dtype=np.float64)[order])
-    columns = run, samples_seen, tokens, parts, *sizes
+    columns = integers["run"], *progress, parts, integers["b_small"], integers["b_big"]
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     ends = np.append(starts, len(groups))[1:]
     return {
         int(groups[begin]): _Sampled(*(column[begin:end] for column in columns))
         for begin, end in zip(starts, ends, strict=True)
     }
-
-
-class _Units(NamedTuple):
-    """Independent measurements of both parts of the ratio."""
-
-    values: NDArray[np.float64]
-    """Shape (n, 2), in order of time."""
-    weights: NDArray[np.float64] | None
-    """Shape (n,), of sampled steps; None for runs, which have equal weights."""
 
 
 def run_noise_scales(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -139,13 +129,7 @@ def run_noise_scales(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         One row a run: `sweep_dir`, `run_id` and the columns of `cell_noise_scales`.
     """
-    samples = _samples(runs, steps)
-    samples_by_run = _sampled_by(samples, "run")
-    rows = {
-        run: _row(_Units(run_samples.parts, np.ones(len(run_samples.run))), run_samples)
-        for run, run_samples in samples_by_run.items()
-    }
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS)).astype(_COLUMNS)
+    table = _scales(_samples(runs, steps), "run")
     keys = runs[["sweep_dir", "run_id"]].iloc[table.index.to_numpy(dtype=np.int64)]
     return pd.concat([keys.reset_index(drop=True), table.reset_index(drop=True)], axis=1)
 
@@ -167,14 +151,7 @@ def cell_noise_scales(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         over stages, the smallest and the largest), `tokens_per_sample`, `estimate_tokens`,
         `low_tokens`, `high_tokens`, and `note`.
     """
-    samples = _cell_samples(cells, steps)
-    samples_by_cell = _sampled_by(samples, "cell")
-    rows = {
-        cell: _cell_row(cell_samples, np.ones(len(cell_samples.run)))
-        for cell, cell_samples in samples_by_cell.items()
-    }
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS))
-    return table.astype(_COLUMNS).rename_axis("cell")
+    return _scales(_cell_samples(cells, steps), "cell").rename_axis("cell")
 
 
 def noise_scale_curves(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
@@ -309,57 +286,63 @@ def _samples(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
-    labels = column_of(cells.runs, "not_invariant")
-    is_completed = cells.runs["status"].eq("completed")
-    counted = is_completed & ~labels.map(objective_depends_on_batch).astype(bool)
-    completed = cells.runs[counted]
+    is_dependent = column_of(cells.runs, "not_invariant").map(objective_depends_on_batch)
+    completed = cells.runs[cells.runs["status"].eq("completed") & ~is_dependent.astype(bool)]
     # A timing repeat of a trajectory adds no draw of its noise.
     runs = completed.drop_duplicates(["cell", "trajectory_id"])
     samples = _samples(runs, steps)
+    sampled_runs = runs.assign(task=column_of(runs, "task")).iloc[samples["run"].to_numpy()]
     # Samples of other tasks have targets, but no tokens.
-    tasks = column_of(runs, "task").to_numpy()[samples["run"].to_numpy()]
-    samples["tokens"] = samples["tokens"].where(tasks == "next_token")
-    return samples.assign(cell=runs["cell"].to_numpy()[samples["run"].to_numpy()])
+    tokens = samples["tokens"].where(sampled_runs["task"].eq("next_token").to_numpy())
+    return samples.assign(tokens=tokens, cell=sampled_runs["cell"].to_numpy())
+
+
+def _scales(samples: pd.DataFrame, key: str) -> pd.DataFrame:
+    """Estimate the noise scale over all sampled steps, by a key."""
+    rows = {
+        number: _cell_row(sampled, np.ones(len(sampled.run)))
+        for number, sampled in _sampled_by(samples, key).items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS)).astype(_COLUMNS)
 
 
 def _cell_row(sampled: _Sampled, weights: NDArray[np.float64]) -> dict[str, Any]:
-    """Return the columns of a table for the sampled steps of one or more runs."""
-    starts = sampled.starts()
-    if len(starts) == 1:
-        return _row(_Units(sampled.parts, weights), sampled)
-    sums = np.add.reduceat(sampled.parts * weights[:, None], starts)
-    return _row(_Units(sums / np.add.reduceat(weights, starts)[:, None], None), sampled)
-
-
-def _row(units: _Units, sampled: _Sampled) -> dict[str, Any]:
-    """Return the columns of a table for some units, made from these sampled steps."""
-    noise, signal = np.average(units.values, axis=0, weights=units.weights)
+    """Return the columns of a table for the weighed steps of a run, or for runs of equal weight."""
+    values, starts = sampled.parts, sampled.starts()
+    several = len(starts) > 1
+    if several:
+        sums = np.add.reduceat(values * weights[:, None], starts)
+        values = sums / np.add.reduceat(weights, starts)[:, None]
+    unit_weights = None if several else weights
+    noise, signal = np.average(values, axis=0, weights=unit_weights)
     ratio = noise / signal if noise > 0 and signal > 0 else math.nan
-    low, high = _interval(units)
+    low, high = _interval(values, unit_weights)
     tokens_seen = sampled.tokens[~np.isnan(sampled.tokens)]
     tokens = tokens_seen.sum() / sampled.samples.sum() if len(tokens_seen) else math.nan
-    values = {"estimate": ratio, "low": low, "high": high}
+    ends = {"estimate": ratio, "low": low, "high": high}
     return {
-        **values,
-        "n": len(units.values),
-        "n_runs": len(sampled.starts()),
-        "method": f"Fieller over {'runs' if units.weights is None else 'steps'}",
+        **ends,
+        "n": len(values),
+        "n_runs": len(starts),
+        "method": f"Fieller over {'runs' if several else 'steps'}",
         "b_small": sampled.b_small.min(),
         "b_big": sampled.b_big.max(),
         "tokens_per_sample": tokens,
-        **{f"{name}_tokens": value * tokens for name, value in values.items()},
+        **{f"{name}_tokens": value * tokens for name, value in ends.items()},
         "note": None if math.isfinite(high) else NOT_IDENTIFIED,
     }
 
 
-def _interval(units: _Units) -> tuple[float, float]:
-    values, n = units.values, len(units.values)
-    if n == 1:
+def _interval(
+    values: NDArray[np.float64], weights: NDArray[np.float64] | None
+) -> tuple[float, float]:
+    """Return Fieller's interval over weighed steps in order of time, or over runs."""
+    if len(values) == 1:
         return math.nan, math.nan
-    mean = np.average(values, axis=0, weights=units.weights)
-    if units.weights is None:
+    mean = np.average(values, axis=0, weights=weights)
+    if weights is None:
         return _over_runs(mean, values)
-    squares = (units.weights / units.weights.sum()) ** 2
+    squares = (weights / weights.sum()) ** 2
     counts = (squares[1:] + squares[:-1]) / 2
     changes = np.diff(values, axis=0)
     covariance = (changes * counts[:, None]).T @ changes / 2 * squares.sum() / counts.sum()

@@ -32,18 +32,15 @@ def noise_scale_section(
         return None
     table = cells.table[[*GEOMETRY, *cells.settings]].join(estimates, how="inner")
     identified = table[table["note"].isna() & table["estimate"].notna()]
+    ends = dict.fromkeys(f"{end:.3g}" for end in identified["estimate"].agg(["min", "max"]))
     answer = (
-        f"The gradient noise scale is not identified in any of {len(table)} cells: too few "
-        "sampled steps to tell the gradient's mean from zero."
+        f"The gradient noise scale is {' to '.join(ends)} samples over the whole training, where "
+        f"it is identified ({len(identified)} of {len(table)} cells); intervals are in the table."
     )
-    if len(identified):
-        ends = (
-            f"{end:.3g}" for end in (identified["estimate"].min(), identified["estimate"].max())
-        )
+    if identified.empty:
         answer = (
-            f"The gradient noise scale is {' to '.join(dict.fromkeys(ends))} samples over the "
-            f"whole training, where it is identified ({len(identified)} of {len(table)} cells); "
-            "intervals are in the table."
+            f"The gradient noise scale is not identified in any of {len(table)} cells: too few "
+            "sampled steps to tell the gradient's mean from zero."
         )
     curves = noise_scale_curves(cells, steps)
     return Section(
@@ -63,7 +60,6 @@ def _table(table: pd.DataFrame, cells: Cells) -> Table:
         for end in _ENDS.values()
     }
     units = table["n"].astype(str) + " " + table["method"].str.rpartition(" ")[2]
-    has_tokens = table["tokens_per_sample"].notna().any()
     scales = [
         Column(
             f"known{end}",
@@ -76,7 +72,7 @@ def _table(table: pd.DataFrame, cells: Cells) -> Table:
             missing=NOT_IDENTIFIED,
         )
         for unit, end in _ENDS.items()
-        if unit == "samples" or has_tokens
+        if unit == "samples" or table["tokens_per_sample"].notna().any()
     ]
     return Table(
         "noise_scale",
@@ -107,17 +103,22 @@ def _table(table: pd.DataFrame, cells: Cells) -> Table:
 def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
     """Quote, for each global batch, the cell with the most runs, then the narrowest interval."""
     width = (table["high"] / table["low"]).where(table["note"].isna())
-    order = table.assign(width=width).sort_values(
+    # The table shows the value of a single sampled step, or with an open interval; no text may.
+    value = table["estimate"].where(np.isfinite(table["high"])).astype(float)
+    order = table.assign(width=width, value=value).sort_values(
         ["n_runs", "width"], ascending=[False, True], kind="stable"
     )
     first = order.drop_duplicates("global_batch_size").sort_values("global_batch_size")
-    headlines = {}
-    for row in first.to_dict("records"):
-        value, low, high = (float(row[name]) for name in ("estimate", "low", "high"))
-        # The table shows the value of a single sampled step, or with an open interval; no text may.
-        value = value if math.isfinite(high) else math.nan
-        note = NOT_IDENTIFIED if math.isnan(value) else None
-        headlines[f"gradient_noise_scale_{row['global_batch_size']}"] = Estimate(
-            value, low, high, int(row["n"]), "samples", str(row["method"]), _DEFINITION, note
+    return {
+        f"gradient_noise_scale_{row['global_batch_size']}": Estimate(
+            row["value"],
+            row["low"],
+            row["high"],
+            row["n"],
+            "samples",
+            row["method"],
+            _DEFINITION,
+            NOT_IDENTIFIED if math.isnan(row["value"]) else None,
         )
-    return headlines
+        for row in first.to_dict("records")
+    }

@@ -9,7 +9,6 @@ import pandas as pd
 
 from batchscape.analysis.best import mark_best
 from batchscape.analysis.cells import RATE, UPDATE_GROUPS, Cells, geometry_label, setting_texts
-from batchscape.analysis.comparison import throughput_ratios
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import setting_headers
@@ -24,6 +23,7 @@ GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
 
 _RATIO = "throughput_ratio"
 _ENDS = ("_mean", "_ci95", "_n")
+_REFERENCE = "throughput_ratio_reference"
 _PAIRS = "throughput_ratio_pairs"
 """The n of ratios; missing at the reference."""
 
@@ -67,7 +67,7 @@ def comparison_table(
         "over n runs for memory and times, over seeds for losses; (n = ...) where that n differs. "
         f"Below {FEWEST} values the mean stands alone: an interval of two says nothing.",
         _rule_of_bold(int(contests.sum()), cells),
-        *(text for name in names for text in _definitions(name, cells)),
+        *(text for name in names for text in _definitions(name, comparison, cells)),
     ]
     if lacking := [name for name in figures or () if name not in names]:
         definitions.append(f"No run of these has what was asked for: {', '.join(lacking)}.")
@@ -86,7 +86,7 @@ def comparison_table(
         footnotes=_footnotes(comparison, cells),
         bold=bold,
         lead=_at_best_update(comparison, cells, at_best),
-        hidden=[*hidden, _PAIRS],
+        hidden=[*hidden, _PAIRS, _REFERENCE],
     )
 
 
@@ -130,11 +130,11 @@ def _rule_of_bold(contests: int, cells: Cells) -> str:
     )
 
 
-def _definitions(name: str, cells: Cells) -> Iterator[str]:
+def _definitions(name: str, comparison: pd.DataFrame, cells: Cells) -> Iterator[str]:
     """Say what a figure of the comparison is."""
     label = _figure_column(name).header
     if name == _RATIO:
-        references = throughput_ratios(cells)["throughput_ratio_reference"].dropna().unique()
+        references = comparison[_REFERENCE].dropna().unique()
         first = f", {references[0]}" if len(references) == 1 else " of the same settings"
         yield (
             f"{label}: throughput over that of the first cell{first}, geometric mean over "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from batchscape.analysis.cells import Cells, setting_label
 from batchscape.analysis.estimates import LEVEL
-from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
+from batchscape.analysis.figures.chart import Axis, Chart, Marks
 from batchscape.analysis.figures.style import loss_axis, palette
 from batchscape.analysis.numbers import MISSING, significant, with_spread
 from batchscape.analysis.report.table import Column, Table
@@ -54,17 +54,14 @@ def search_section(cells: Cells) -> Section | None:
     """Show the searches beside the sweeps of `cells`; no estimate is made of trials."""
     folders = [SweepFolder(Path(path)) for path in sorted({*cells.runs["sweep_dir"]})]
     trials_by_folder = [(folder, read_trials(folder)) for folder in folders]
-    searches = [
-        _Search(folder, trials) for folder, trials in trials_by_folder if trials is not None
-    ]
+    searches = [(folder, trials) for folder, trials in trials_by_folder if trials is not None]
     if not searches:
         return None
-    if len(searches) == 1:
-        parts = [searches[0].section(cells, "", "")]
-    else:
-        parts = [
-            s.section(cells, f"_{n}", f" of {s.folder.path}") for n, s in enumerate(searches, 1)
-        ]
+    several = len(searches) > 1
+    parts = [
+        _Search(folder, trials, f"_{n}" * several, f" of {folder.path}" * several).section(cells)
+        for n, (folder, trials) in enumerate(searches, 1)
+    ]
     section = join_sections("Search", parts)
     return replace(section, answer=[*section.answer, _RESERVE])
 
@@ -77,7 +74,7 @@ def print_search_result(sweep: SweepFolder, console: Console) -> None:
     search = _Search(sweep, trials)
     if len(search.measured):
         console.print(search.best_text(), soft_wrap=True)
-        show(console, search.table("", ""))
+        show(console, search.table())
     else:
         console.print(search.best_trials_text(), soft_wrap=True)
 
@@ -85,57 +82,57 @@ def print_search_result(sweep: SweepFolder, console: Console) -> None:
 class _Search:
     """The trials of one folder, and the grids around their best."""
 
-    def __init__(self, folder: SweepFolder, trials: pd.DataFrame) -> None:
-        self.folder, self.trials = folder, trials
+    def __init__(
+        self, folder: SweepFolder, trials: pd.DataFrame, suffix: str = "", of_folder: str = ""
+    ) -> None:
+        """Read the grids; of several searches, a suffix names the files and a text the folder."""
+        self.trials, self.suffix, self.of_folder = trials, suffix, of_folder
         self.objective = next(name for name in map(str, trials) if name in _LABELS)
         self.keys = [name for name in map(str, trials) if name not in {*TRIALS, self.objective}]
         self.grids = read_grid_results(folder)
         self.measured = best_measured(self.grids, self.objective)
 
-    def section(self, cells: Cells, suffix: str, of_folder: str) -> Section:
-        """Show it; the suffix is of names of files."""
+    def section(self, cells: Cells) -> Section:
+        """Show it."""
         studies = self.trials["study"].nunique()
         n_trials = int(self.trials["outcome"].notna().sum())
         scope = (
             f"{list_text(self.keys, 'and')} {'was' if len(self.keys) == 1 else 'were'} searched "
-            f"for the least {_LABELS[self.objective]}{of_folder}: "
+            f"for the least {_LABELS[self.objective]}{self.of_folder}: "
             f"{count_text(n_trials, 'trial')} in {count_text(studies, 'study', 'studies')}."
         )
         has_best = len(self.measured) > 0
         return Section(
             "Search",
             [self.best_text(), scope] if has_best else [scope],
-            [self.table(suffix, of_folder)] if has_best else [],
-            [self.chart(cells, suffix, of_folder)],
-            chart_data={f"trials{suffix}": self.trials},
+            [self.table()] if has_best else [],
+            [self.chart(cells)],
+            chart_data={f"trials{self.suffix}": self.trials},
         )
 
     def best_text(self) -> str:
         """Write the best points of the grids in a sentence."""
         places = {str(grid["study"]): _place_text(grid["values"]) for grid in self.grids}
-        rows = self.measured.to_dict("records")
         points = []
-        for row in rows:
+        for row in self.measured.to_dict("records"):
             value = with_spread(row[self.objective], row[f"{self.objective}_ci95"])
             point = row["held"]
             if row["setting"] is not None:
-                point = settings_text({row["setting"]: row["best"]})
-                point += f" with {row['held']}" if row["held"] else ""
-            points.append(" ".join(filter(None, (point, places[row["study"]], f"({value})"))))
-        seeds = f"over {count_text(int(self.measured['n'].max()), 'new seed')}"
-        if self.measured["best"].isna().all():
-            text = f"Chosen by the trials: {_few(points)}; {_LABELS[self.objective]}, {seeds}"
-        else:
-            text = f"Least {_LABELS[self.objective]}: {_few(points)}; {seeds}"
-            n_open = int(self.measured[["below", "above"]].isna().any(axis=1).sum())
-            text += ", no lower at the next values on either side"
-            if n_open:
-                text = text.rpartition(",")[0] + (
-                    f"; {n_open} of {len(rows)} not bracketed: the best is the last of its grid"
+                point = (
+                    settings_text({row["setting"]: row["best"]}) + " with " * bool(point) + point
                 )
+            points.append(" ".join(filter(None, (point, places[row["study"]], f"({value})"))))
+        head, end = f"Least {_LABELS[self.objective]}: {_few(points)}; ", ""
+        n_open = int(self.measured[["below", "above"]].isna().any(axis=1).sum())
+        if self.measured["best"].isna().all():
+            head = f"Chosen by the trials: {_few(points)}; {_LABELS[self.objective]}, "
+        elif n_open:
+            end = f"; {n_open} of {len(points)} not bracketed: the best is the last of its grid"
+        else:
+            end = ", no lower at the next values on either side"
+        seeds = f"over {count_text(int(self.measured['n'].max()), 'new seed')}"
         lost = [place for study, place in places.items() if study not in {*self.measured["study"]}]
-        text += f"; no result {_few(lost)}" if lost else ""
-        return f"{text}."
+        return head + seeds + end + (f"; no result {_few(lost)}" if lost else "") + "."
 
     def best_trials_text(self) -> str:
         """Write the best trials in a sentence."""
@@ -152,30 +149,34 @@ class _Search:
             "with new seeds has a result around them."
         )
 
-    def table(self, suffix: str, of_folder: str) -> Table:
+    def table(self) -> Table:
         """Show the best of each grid."""
         rows = self.measured.to_dict("records")
-        texts: dict[str, list[str]] = {"best": [], "below": [], "above": []}
-        for row in rows:
-            is_one = row["setting"] is not None
-            best = settings_text({row["setting"]: row["best"]}) if is_one else MISSING
-            texts["best"].append(best)
-            for side in ("below", "above"):
-                mean = significant(row[f"{side}_mean"], 4)
-                text = MISSING if pd.isna(row[side]) else f"{setting_text(row[side])} ({mean})"
-                texts[side].append(text)
+        best = [
+            MISSING if row["setting"] is None else settings_text({row["setting"]: row["best"]})
+            for row in rows
+        ]
+        below, above = (
+            [
+                MISSING
+                if pd.isna(row[side])
+                else f"{setting_text(row[side])} ({significant(row[f'{side}_mean'], 4)})"
+                for row in rows
+            ]
+            for side in ("below", "above")
+        )
         return Table(
-            f"search_measured{suffix}",
-            f"The best, with new seeds{of_folder}",
+            f"search_measured{self.suffix}",
+            f"The best, with new seeds{self.of_folder}",
             self.measured,
             [
                 Column("study", is_left=True),
-                Column("best", texts=texts["best"]),
+                Column("best", texts=best),
                 Column("held", "at", texts=[row["held"] or MISSING for row in rows]),
                 Column(self.objective, _LABELS[self.objective], spread=f"{self.objective}_ci95"),
                 Column("n"),
-                Column("below", "next below", texts=texts["below"]),
-                Column("above", "next above", texts=texts["above"]),
+                Column("below", "next below", texts=below),
+                Column("above", "next above", texts=above),
             ],
             notes=[
                 f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had. "
@@ -184,7 +185,7 @@ class _Search:
             ],
         )
 
-    def chart(self, cells: Cells, suffix: str, of_folder: str) -> Chart:
+    def chart(self, cells: Cells) -> Chart:
         """Draw the objective against each searched number, with the grids."""
         y = self.objective
         numbers = [key for key in self.keys if pd.api.types.is_numeric_dtype(self.trials[key])]
@@ -193,39 +194,41 @@ class _Search:
         is_best = trials["is_best"].astype(bool)
         trials = trials.assign(series=trials["study"])[[*columns, y, "series"]]
         others = trials[~is_best].assign(series=trials["series"] + _OTHERS)
-        marks = [Marks("line", table) for x in columns for table in self._lines(x)]
-        marks += [Marks("point", table, size=20) for table in (others, trials[is_best])]
         # A dot in the name of a field leads into it.
         fields = {x: x.replace(".", "_") for x in columns}
+        marks = [
+            *(Marks("line", line) for x in columns for line in self._lines(x)),
+            *(Marks("point", points, size=20) for points in (others, trials[is_best])),
+        ]
         drawn = {*trials["series"], *others["series"]}
-        looks: dict[str, Look] = {}
-        for study, look in palette(self.trials["study"].unique()).items():
-            looks |= {study: look, study + _OTHERS: replace(look, hollow=True)}
+        looks = {
+            name: replace(look, hollow=name != study)
+            for study, look in palette(self.trials["study"].unique()).items()
+            for name in (study, study + _OTHERS)
+            if name in drawn
+        }
         label = loss_axis(_LABELS[y], cells.runs) if y == "loss" else _LABELS[y]
-        caption = (
-            f"Trials of each study{of_folder}; the best of each study are filled. Trials without a "
-            "value are left out."
-        )
         return Chart(
-            f"search{suffix}",
+            f"search{self.suffix}",
             "What was searched",
-            caption + " Lines: the grid around the best, means over new seeds." * bool(self.grids),
+            f"Trials of each study{self.of_folder}; the best of each study are filled. Trials "
+            "without a value are left out."
+            + " Lines: the grid around the best, means over new seeds."
+            * bool(self.grids),
             Axis({fields[x]: setting_label(x) for x in columns}, "Against", _kind(trials, columns)),
             Axis({y: label}, kind=_kind(trials, [y])),
             [replace(mark, table=mark.table.rename(columns=fields)) for mark in marks],
-            {name: look for name, look in looks.items() if name in drawn},
+            looks,
             panels="x",
-            tables=[f"tables/trials{suffix}.csv"],
+            tables=[f"tables/trials{self.suffix}.csv"],
         )
 
-    def _lines(self, x: str) -> list[pd.DataFrame]:
+    def _lines(self, x: str) -> Iterator[pd.DataFrame]:
         """Return the means of each grid along a setting."""
-        grids = [g for g in self.grids if any(bracket["key"] == x for bracket in g["brackets"])]
-        means = [means_along(grid, x).rename(self.objective) for grid in grids]
-        return [
-            line[np.isfinite(line)].rename_axis(x).reset_index().assign(series=str(grid["study"]))
-            for grid, line in zip(grids, means, strict=True)
-        ]
+        for grid in self.grids:
+            if any(bracket["key"] == x for bracket in grid["brackets"]):
+                line = means_along(grid, x).rename(self.objective).rename_axis(x)
+                yield line[np.isfinite(line)].reset_index().assign(series=str(grid["study"]))
 
 
 def _few(texts: Sequence[str]) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import ACCENT, CROSS, GREY, INK, MARK, palette
-from batchscape.analysis.tradeoff.tables import GroupFits
-from batchscape.analysis.tradeoff.targets import curve_of_fits
 
 _BATCH = "global batch size (samples)"
 _QUANTITIES = {
@@ -75,18 +73,16 @@ def steps_chart(
     ]  # fmt: skip
     if len(curves):
         keyed = _keyed(curves)
-        fit = _counted(keyed, "steps")
-        ends = pd.concat(
-            [
-                _counted(keyed, end)[["steps_to_target", "samples_to_target"]].add_suffix(f"_{end}")
-                for end in ("low", "high")
-            ],
-            axis=1,
-        )
+        fit, sizes = _counted(keyed, "steps"), keyed["global_batch_size"]
+        ends = {
+            f"{name}_to_target_{end}": keyed[end] * factor
+            for end in ("low", "high")
+            for name, factor in (("steps", 1), ("samples", sizes))
+        }
         critical = keyed.drop_duplicates("target")[["target", *_CRITICAL]].rename(columns=_CRITICAL)
-        ends_known = critical[list(_CRITICAL.values())].abs().lt(np.inf).all(axis=1)
-        band = fit.join(ends).dropna(subset=ends.columns)
-        is_closed = ends_known & critical["global_batch_size_low"].gt(0)
+        is_closed = critical[list(_CRITICAL.values())].abs().lt(np.inf).all(axis=1)
+        is_closed &= critical["global_batch_size_low"].gt(0)
+        band = fit.assign(**ends).dropna(subset=list(ends))
         marks = [
             Marks("span", critical[is_closed], "interval of the critical batch size"),
             Marks("band", band, "interval of the fit"),
@@ -150,20 +146,13 @@ def _counted(table: pd.DataFrame, steps: str) -> pd.DataFrame:
     )
 
 
-def critical_batch_chart(
-    group_fits: Sequence[GroupFits], scales: Mapping[str, float]
-) -> Chart | None:
+def critical_batch_chart(table: pd.DataFrame, scales: Mapping[str, float]) -> Chart | None:
     """Draw critical batch sizes over targets, with noise scales by the labels of groups."""
-    curves = [
-        curve_of_fits(group.fits)
-        .dropna(subset="critical_batch_size")
-        .assign(series=group.label or "critical batch size")
-        for group in group_fits
-    ]
-    if not any(len(curve) > 1 for curve in curves):
+    points = table.dropna(subset="critical_batch_size").rename(columns={"runs": "run_ids"})
+    if not points["group"].duplicated().any():
         return None
-    points = pd.concat(curves)[["target_loss", "series", *_CRITICAL, "runs"]]
-    points = points.rename(columns={"runs": "run_ids"})
+    points["series"] = points["group"].mask(points["group"].eq(""), "critical batch size")
+    points = points[["target_loss", "series", *_CRITICAL, "run_ids"]]
     noise = pd.DataFrame({"series": [*scales], "critical_batch_size": [*scales.values()]})
     noise = noise[np.isfinite(noise["critical_batch_size"])]
     noise["series"] = [

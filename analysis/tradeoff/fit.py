@@ -54,78 +54,76 @@ for the two-term form. `tests/analysis/tradeoff/test_trust.py` repeats a part of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import cached_property
 
-import numpy as np
 import pandas as pd
 
-from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate, t_reach
+from batchscape.analysis.estimates import FEWEST, Estimate
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.tradeoff.checks import lack_of_fit, residuals
-from batchscape.analysis.tradeoff.forms import FORMULAS, Floats, Form, predicted
-from batchscape.analysis.tradeoff.intervals import band
-from batchscape.analysis.tradeoff.measurements import Measurements, measure
-from batchscape.analysis.tradeoff.quantities import (
-    LEAST_BATCHES,
-    Fitted,
-    estimates_of,
-    fit_means,
-    largest_batch,
-    means_of,
-)
+from batchscape.analysis.tradeoff.fitted import N_PARAMETERS, Fitted, fit_forms
+from batchscape.analysis.tradeoff.forms import FORMULAS, Form
+from batchscape.analysis.tradeoff.measurements import measure
+from batchscape.analysis.tradeoff.quantities import estimate_of, largest_batch
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text
 
 
-@dataclass(frozen=True)
-class TradeoffFit:
+@dataclass(frozen=True, eq=False)
+class TradeoffFit(Fitted):
     """Steps to a target as a function of the global batch size, and what follows from it."""
 
-    form: Form
-    """The trusted form, or the one that the caller chose."""
-    s_min: Estimate
-    """Fewest optimizer steps, at unlimited batch size: a."""
-    e_min: Estimate
-    """Fewest samples, at batch sizes far below the critical one: b."""
-    exponent: Estimate
-    """alpha; 1 by definition in the two-term form."""
-    critical_batch_size: Estimate
-    """Where steps are twice the fewest (`mccandlish`): (b/a)^(1/alpha)."""
-    overhead_batch_size: Estimate
-    """Largest batch size that needs at most a stated fraction of samples more than another one."""
-    batches: pd.DataFrame
-    """One row a batch size of the fit: `global_batch_size`, `runs`, `steps` (geometric mean over
-    seeds), `fitted_steps`, `residual` (of log steps), `residual_error` (its standard error, from
-    seeds), `samples`."""
-    excluded: pd.DataFrame
-    """Batch sizes left out, as `Measurements.excluded`."""
-    warnings: tuple[str, ...]
-    n_seeds: int
-    runs: pd.DataFrame
-    """Rows of the runs behind the fit."""
-    fit_other: Callable[[], TradeoffFit] = field(repr=False, compare=False)
-    """Fits the other form, on the first call only."""
-    forms: pd.DataFrame = field(default_factory=partial(pd.DataFrame, columns=["aicc"]))
-    """AICc of all forms on the same means, indexed by form."""
-    lack_of_fit_p: float = math.nan
-    """Probability of residuals as large as these from seeds alone; NaN for one seed."""
-    parameters: tuple[float, ...] = (math.nan, math.nan, math.nan)
-    """a, critical batch size and alpha of the fitted curve, identified or not; NaN where nothing
-    was fitted."""
-    fitted: Fitted | None = None
-    """What the estimates were made of; None where nothing was fitted."""
+    overhead: float
+    """Fraction of samples above those at `reference` that is accepted."""
+    reference: float
+    """A batch size in samples."""
+    by_form: dict[Form, TradeoffFit] = field(repr=False)
+    """This fit, and that of the other form to the same runs."""
+
+    @cached_property
+    def s_min(self) -> Estimate:
+        """Fewest optimizer steps, at unlimited batch size: a."""
+        return estimate_of(self, "s_min")
+
+    @cached_property
+    def e_min(self) -> Estimate:
+        """Fewest samples, at batch sizes far below the critical one: b."""
+        return estimate_of(self, "e_min")
+
+    @cached_property
+    def exponent(self) -> Estimate:
+        """alpha; 1 by definition in the two-term form."""
+        return estimate_of(self, "exponent")
+
+    @cached_property
+    def critical_batch_size(self) -> Estimate:
+        """Where steps are twice the fewest (`mccandlish`): (b/a)^(1/alpha)."""
+        return estimate_of(self, "critical_batch_size")
+
+    @cached_property
+    def overhead_batch_size(self) -> Estimate:
+        """Largest batch size that needs at most `overhead` more samples than `reference`."""
+        return largest_batch(self, self.overhead, self.reference)
+
+    @property
+    def n_seeds(self) -> int:
+        """Seeds of the typical batch size."""
+        return self.measurements.n_seeds
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """Rows of the runs behind the fit."""
+        return self.measurements.runs
+
+    @property
+    def excluded(self) -> pd.DataFrame:
+        """Batch sizes left out, as `Measurements.excluded`."""
+        return self.measurements.excluded
 
     def of_form(self, form: Form) -> TradeoffFit | None:
         """Return the fit of one form to the same runs; None where there are too few batch sizes."""
-        fit = self if self.form == form else self.fit_other()
-        return None if fit.fitted is None else fit
-
-    @property
-    def trust(self) -> str:
-        """Why this form and not the other."""
-        return _TRUST[self.form]
+        fit = self.by_form[form]
+        return fit if fit.is_fitted else None
 
     @property
     def is_identified(self) -> bool:
@@ -138,18 +136,13 @@ class TradeoffFit:
         return None if self.is_identified else self.critical_batch_size.note
 
     @property
-    def misfit(self) -> str | None:
-        """That the form does not fit, with the p-value; None where nothing shows it."""
-        return _misfit(self.form, self.lack_of_fit_p)
-
-    @property
     def contradiction(self) -> str | None:
         """Why the runs exclude S = a + b/B; None for the other form, or where nothing does."""
         if self.form != "two_term":
             return None
-        free = self.of_form("free_exponent")
-        if free is not None and (free.exponent.low > 1 or free.exponent.high < 1):
-            return f"the exponent of the batch size is {free.exponent.text()}, not 1"
+        exponent = self.by_form["free_exponent"].exponent
+        if exponent.low > 1 or exponent.high < 1:
+            return f"the exponent of the batch size is {exponent.text()}, not 1"
         return self.misfit
 
     @property
@@ -161,35 +154,33 @@ class TradeoffFit:
         return Estimate.unknown(why, self.n_seeds, self.e_min.definition, unit=self.e_min.unit)
 
     @property
-    def aicc(self) -> float:
-        """AICc of this form."""
-        return float(self.forms["aicc"].get(self.form, math.nan))
-
-    def predict(self, batch_sizes: Floats) -> pd.DataFrame:
-        """Return the fitted curve with its pointwise interval.
-
-        Parameters
-        ----------
-        batch_sizes : array, shape (places,)
-
-        Returns
-        -------
-        DataFrame
-            `global_batch_size`, `steps`, `low`, `high`; the ends are missing for fewer than three
-            seeds.
-        """
-        sizes = np.asarray(batch_sizes, dtype=np.float64)
-        log_steps, reach = np.full(len(sizes), math.nan), np.full(len(sizes), math.nan)
-        if self.fitted is not None:
-            fit = self.fitted
-            log_steps = predicted(np.log(sizes), fit.theta)[0]
-            if fit.noise is not None:
-                n = _n_parameters(self.form)
-                error, degrees = band(fit.data, fit.noise, fit.theta, np.log(sizes), n)
-                reach = t_reach(error, degrees)[0]
-        logs = {"steps": log_steps, "low": log_steps - reach, "high": log_steps + reach}
-        curves = {name: np.exp(values) for name, values in logs.items()}
-        return pd.DataFrame({"global_batch_size": sizes, **curves})
+    def warnings(self) -> tuple[str, ...]:
+        """What was left out, and what weakens the fit as a whole."""
+        warnings = [*self.measurements.warnings]
+        if not self.is_fitted:
+            return tuple(warnings)
+        if self.n_seeds < FEWEST:
+            seeds = count_text(self.n_seeds, "seed")
+            warnings.append(f"{seeds} a batch size: an interval needs {FEWEST}.")
+        if self.misfit is not None:
+            warnings.append(
+                f"{FORMULAS[self.form]} does not describe these runs: its residuals are larger "
+                "than the spread between seeds explains (p = "
+                f"{significant(self.lack_of_fit_p, 2)}). The interval holds for the best curve of "
+                "this form over these very batch sizes."
+            )
+        if self.form == "two_term" and self.of_form("free_exponent") is None:
+            warnings.append(
+                "S = a + b/B takes the exponent of the batch size for 1, which "
+                f"{N_PARAMETERS['free_exponent'] + 1} batch sizes would test. If it is 0.9 the "
+                "critical batch size comes out a quarter too small."
+            )
+        elif self.contradiction not in (None, self.misfit):
+            warnings.append(
+                f"T{str(self.contradiction)[1:]} as S = a + b/B takes it: its critical batch size "
+                "is off by more than its interval says."
+            )
+        return tuple(warnings)
 
 
 def fit_tradeoff(
@@ -244,126 +235,13 @@ def fit_tradeoff(
         )
         raise AnalysisError(msg)
     measurements = measure(reaches)
-    enough = len(measurements.batches) >= LEAST_BATCHES["free_exponent"]
-    chosen: Form = form or ("free_exponent" if enough else "two_term")
-    other_form: Form = "two_term" if chosen == "free_exponent" else "free_exponent"
-    reference = reference_batch_size or (
-        measurements.batches.min() if len(measurements.batches) else math.nan
-    )
-
-    @cache
-    def own() -> TradeoffFit:
-        return _fit(measurements, chosen, other, overhead=overhead, reference=reference)
-
-    @cache
-    def other() -> TradeoffFit:
-        return _fit(measurements, other_form, own, overhead=overhead, reference=reference)
-
-    fit = own()
-    return replace(fit, warnings=(*fit.warnings, *_doubts(fit)))
-
-
-def _fit(
-    measurements: Measurements,
-    form: Form,
-    other: Callable[[], TradeoffFit],
-    *,
-    overhead: float,
-    reference: float,
-) -> TradeoffFit:
-    """Fit one form."""
-    fit = fit_means(measurements, form)
-    fit_of: Callable[..., TradeoffFit] = partial(
-        TradeoffFit,
-        form=form,
-        excluded=measurements.excluded,
-        warnings=measurements.warnings,
-        n_seeds=measurements.n_seeds,
-        runs=measurements.runs,
-        fit_other=other,
-    )
-    n = _n_parameters(form)
-    if isinstance(fit, str):
-        return fit_of(
-            **{
-                name: Estimate.unknown(
-                    fit, measurements.n_seeds, f"{name} of {FORMULAS[form]}", unit=unit
-                )
-                for name, unit in _UNITS.items()
-            },
-            batches=residuals(means_of(measurements), None, measurements, None, n),
-        )
-    p = lack_of_fit(fit.data, fit.theta, measurements, n)
-    misfit = _misfit(form, p)
-    estimates = estimates_of(fit)
-    estimates["overhead_batch_size"] = largest_batch(fit, overhead, reference)
-    return fit_of(
-        **{name: _noted(estimate, misfit) for name, estimate in estimates.items()},
-        batches=residuals(fit.data, fit.theta, measurements, fit.noise, n),
-        forms=fit.forms,
-        lack_of_fit_p=p,
-        parameters=tuple(map(math.exp, fit.theta[0])),
-        fitted=fit,
-    )
-
-
-_UNITS = {
-    "s_min": "optimizer steps",
-    "e_min": "samples",
-    "exponent": "",
-    "critical_batch_size": "samples",
-    "overhead_batch_size": "samples",
-}
-_TRUST: dict[Form, str] = {
-    "free_exponent": "trusted, for its interval holds whether or not the exponent is 1",
-    "two_term": "holds only if the exponent is 1",
-}
-
-
-def _doubts(fit: TradeoffFit) -> list[str]:
-    """Say what weakens a fit as a whole."""
-    doubts: list[str] = []
-    if fit.fitted is None:
-        return doubts
-    if fit.n_seeds < FEWEST:
-        doubts.append(
-            f"{count_text(fit.n_seeds, 'seed')} a batch size: an interval needs {FEWEST}."
-        )
-    if fit.misfit is not None:
-        doubts.append(
-            f"{FORMULAS[fit.form]} does not describe these runs: its residuals are larger than the "
-            f"spread between seeds explains (p = {significant(fit.lack_of_fit_p, 2)}). The "
-            "interval holds for the best curve of this form over these very batch sizes."
-        )
-    if fit.form == "two_term":
-        least = LEAST_BATCHES["free_exponent"]
-        free = fit.of_form("free_exponent")
-        if free is None:
-            doubts.append(
-                f"S = a + b/B takes the exponent of the batch size for 1, which {least} batch "
-                "sizes would test. If it is 0.9 the critical batch size comes out a quarter too "
-                "small."
-            )
-        elif free.exponent.low > 1 or free.exponent.high < 1:
-            doubts.append(
-                f"The exponent of the batch size is {free.exponent.text()}, not 1 as S = a + b/B "
-                "takes it: its critical batch size is off by more than its interval says."
-            )
-    return doubts
-
-
-def _misfit(form: Form, p: float) -> str | None:
-    """Say in short that the form does not fit; None where nothing shows it."""
-    if not p < 1 - LEVEL:
-        return None
-    return f"{FORMULAS[form]} does not fit these runs (p = {significant(p, 2)})"
-
-
-def _noted(estimate: Estimate, misfit: str | None) -> Estimate:
-    if misfit is None or not estimate.is_identified:
-        return estimate
-    return replace(estimate, note="; ".join(filter(None, (estimate.note, misfit))))
-
-
-def _n_parameters(form: Form) -> int:
-    return 2 if form == "two_term" else 3
+    sizes = measurements.batches
+    reference = reference_batch_size or (sizes.min() if len(sizes) else math.nan)
+    data, thetas, forms = fit_forms(measurements)
+    by_form: dict[Form, TradeoffFit] = {}
+    by_form |= {
+        each: TradeoffFit(measurements, each, data, theta, forms, overhead, reference, by_form)
+        for each, theta in thetas.items()
+    }
+    is_free = by_form["free_exponent"].is_fitted
+    return by_form[form or ("free_exponent" if is_free else "two_term")]

@@ -44,12 +44,10 @@ class Data:
     """Logarithms of the batch sizes, shape (batches,)."""
     y: Floats
     """Mean log steps, shape (data sets, batches)."""
-    weight: Floats
-    """Weights, same shape; 0 leaves a batch out."""
 
     def rows(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Data:
         """Keep some of the data sets."""
-        return Data(self.x, self.y[chosen], self.weight[chosen])
+        return Data(self.x, self.y[chosen])
 
 
 @dataclass(frozen=True)
@@ -101,14 +99,14 @@ def solve(data: Data, start: Floats, free: tuple[tuple[float, ...], ...]) -> Flo
     longest, identity = _LONGEST[moved], np.eye(len(free))
     theta = start.copy()
     damping = np.full(len(theta), 1e-6)
-    loss = _loss(data, theta)
+    residuals = data.y - predicted(data.x, theta)
+    loss = (residuals**2).sum(axis=1)
     active = np.ones(len(theta), dtype=bool)
     for _ in range(_MOST_ITERATIONS):
-        part, now = data.rows(active), theta[active]
-        slope = jacobian(part.x, now) @ basis
-        weighted = slope * part.weight[..., None]
-        normal = np.einsum("nbi,nbj->nij", weighted, slope)
-        right = np.einsum("nbi,nb->ni", weighted, part.y - predicted(part.x, now))
+        now = theta[active]
+        slope = jacobian(data.x, now) @ basis
+        normal = np.einsum("nbi,nbj->nij", slope, slope)
+        right = np.einsum("nbi,nb->ni", slope, residuals[active])
         scale = np.einsum("nii->ni", normal) + 1e-300
         # A direction without effect must not make the system singular.
         damped = damping[active][:, None] * scale + 1e-280
@@ -116,11 +114,13 @@ def solve(data: Data, start: Floats, free: tuple[tuple[float, ...], ...]) -> Flo
         step = np.linalg.solve(normal, right[..., None])[..., 0].clip(-longest, longest)
         step = (now[:, moved] + step).clip(low[moved], high[moved]) - now[:, moved]
         after = now + step @ basis.T
-        new = _loss(part, after)
-        better = new <= loss[active]
         rows = np.flatnonzero(active)
-        theta[rows[better]] = after[better]
-        loss[rows[better]] = new[better]
+        new_residuals = data.y[rows] - predicted(data.x, after)
+        new_loss = (new_residuals**2).sum(axis=1)
+        better = new_loss <= loss[rows]
+        improved = rows[better]
+        theta[improved], residuals[improved] = after[better], new_residuals[better]
+        loss[improved] = new_loss[better]
         damping[rows] = np.where(better, damping[rows] / 10, damping[rows] * 10 + 1e-8)
         # A little always stays: two directions may be alike to the last digit.
         damping[rows] = np.maximum(damping[rows], 1e-12)
@@ -136,23 +136,22 @@ def fit_form(data: Data, form: Form) -> tuple[Floats, Floats]:
     Returns
     -------
     tuple of array
-        Parameters (p, c, log q), shape (data sets, 3), and weighted sums of squared residuals.
+        Parameters (p, c, log q), shape (data sets, 3), and sums of squared residuals.
     """
     exponents = np.linspace(-0.9, 0.9, 7) if form == "free_exponent" else np.zeros(1)
     x = data.x
     grid = np.linspace(x.min() - REACH / 2, x.max() + REACH / 2, 60)
     places = np.array([(0.0, c, q) for q in exponents for c in grid])
     shapes = predicted(x, places)
-    total = data.weight.sum(axis=1)
-    heights = (data.weight * data.y).sum(axis=1)[:, None] - data.weight @ shapes.T
-    heights = heights / total[:, None]
-    squares = (data.weight * data.y**2).sum(axis=1)[:, None] + data.weight @ (shapes**2).T
-    squares = squares - 2 * (data.weight * data.y) @ shapes.T - heights**2 * total[:, None]
+    n, ones = len(x), np.ones_like(data.y)
+    heights = (data.y.sum(axis=1)[:, None] - ones @ shapes.T) / n
+    squares = (data.y**2).sum(axis=1)[:, None] + ones @ (shapes**2).T
+    squares = squares - 2 * data.y @ shapes.T - heights**2 * n
     best = squares.argmin(axis=1)
     start = places[best]
     start[:, 0] = heights[np.arange(len(best)), best]
     theta = solve(data, start, _ALL[form])
-    return theta, _loss(data, theta)
+    return theta, ((data.y - predicted(data.x, theta)) ** 2).sum(axis=1)
 
 
 def null_residuals(data: Data) -> dict[str, Floats]:
@@ -160,8 +159,8 @@ def null_residuals(data: Data) -> dict[str, Floats]:
     forms = {"perfect_scaling": data.y + data.x, "constant": data.y}
     squares = {}
     for name, values in forms.items():
-        mean = (data.weight * values).sum(axis=1) / data.weight.sum(axis=1)
-        squares[name] = (data.weight * (values - mean[:, None]) ** 2).sum(axis=1)
+        mean = values.sum(axis=1) / values.shape[1]
+        squares[name] = ((values - mean[:, None]) ** 2).sum(axis=1)
     return squares
 
 
@@ -187,8 +186,3 @@ def aicc(squares: float, n: int, parameters: int) -> float:
         return float("inf")
     misfit = max(squares / n, _LEAST_MISFIT**2)
     return float(n * np.log(misfit) + 2 * k + 2 * k * (k + 1) / (n - k - 1))
-
-
-def _loss(data: Data, theta: Floats) -> Floats:
-    residuals = data.y - predicted(data.x, theta)
-    return np.asarray((data.weight * residuals**2).sum(axis=1))

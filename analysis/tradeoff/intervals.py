@@ -47,6 +47,7 @@ from numpy.typing import NDArray
 from scipy.optimize import elementwise
 from scipy.special import stdtrit
 
+from batchscape.analysis.estimates import TWO_SIDED
 from batchscape.analysis.tradeoff.forms import REACH, Data, Floats, Form, Path, jacobian, predicted
 from batchscape.analysis.tradeoff.forms import solve as refit
 from batchscape.analysis.tradeoff.noise import Noise, Rows
@@ -71,17 +72,13 @@ PATHS: dict[Form, dict[str, Path]] = {
 """How each quantity of a form moves."""
 
 
-def intervals(
-    data: Data, noise: Noise, theta: Floats, path: Path, level: float
-) -> tuple[Floats, Floats]:
+def intervals(data: Data, noise: Noise, theta: Floats, path: Path) -> tuple[Floats, Floats]:
     """Return how far a quantity may lie below and above its estimate.
 
     Parameters
     ----------
     theta : array, shape (data sets, 3)
         The fits.
-    level : float
-        Coverage.
 
     Returns
     -------
@@ -96,7 +93,6 @@ def intervals(
         noise.rows(both),
         path,
         np.repeat([-1.0, 1.0], n)[:, None] * np.array(path.along),
-        level,
     )
     reach = search.ends(theta[both])
     return -reach[:n], reach[n:]
@@ -141,10 +137,9 @@ def influence(data: Data, theta: Floats, slopes: Floats) -> Floats:
     array, shape (data sets, quantities, batches)
     """
     design = jacobian(data.x, theta)[..., : slopes.shape[-1]]
-    weighted = design * data.weight[..., None]
-    normal = np.einsum("nbi,nbj->nij", weighted, design)
+    normal = np.einsum("nbi,nbj->nij", design, design)
     inverse = np.linalg.pinv(normal, hermitian=True)
-    moved: Floats = slopes @ inverse @ np.swapaxes(weighted, 1, 2)
+    moved: Floats = slopes @ inverse @ np.swapaxes(design, 1, 2)
     return moved
 
 
@@ -157,7 +152,6 @@ class _RejectionSearch:
     path: Path
     ways: Floats
     """Directions in (p, c, log q), shape (data sets, 3)."""
-    level: float
 
     def ends(self, theta: Floats) -> Floats:
         """Return how far from the fits the tests reject; infinite where they never do."""
@@ -174,7 +168,6 @@ class _RejectionSearch:
             self.noise.rows(chosen),
             self.path,
             self.ways[chosen],
-            self.level,
         )
 
     def _bracketed(self, theta: Floats) -> tuple[Floats, Floats, Floats]:
@@ -223,18 +216,17 @@ class _RejectionSearch:
         slopes = jacobian(data.x, theta)
         free = slopes @ np.array(self.path.free).T
         along = slopes @ np.array(self.path.along)
-        weighted = free * data.weight[..., None]
-        normal = np.einsum("nbi,nbj->nij", weighted, free)
-        right = np.einsum("nbi,nb->ni", weighted, along)
+        normal = np.einsum("nbi,nbj->nij", free, free)
+        right = np.einsum("nbi,nb->ni", free, along)
         inverse = np.linalg.pinv(normal, hermitian=True, rcond=1e-14)
         score = along - np.einsum("nbi,ni->nb", free, np.einsum("nij,nj->ni", inverse, right))
         # Near the ends of its range a quantity hardly moves the curve; only directions matter.
         scale = np.abs(score).max(axis=1, keepdims=True) + 1e-300
-        score = data.weight * score / scale
+        score = score / scale
         total = np.abs((score * (data.y - predicted(data.x, theta))).sum(axis=1))
         variance, degrees = self.noise.variance(score)
         error = np.sqrt(variance) + 1e-15
-        limit = stdtrit(degrees, (1 + self.level) / 2)
+        limit = stdtrit(degrees, TWO_SIDED)
         with np.errstate(divide="ignore", over="ignore"):
             # Infinite where the quantity has no effect at all.
             straight = limit * error / ((score**2).sum(axis=1) * scale[:, 0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 from batchscape.analysis.estimates import Estimate, half_width
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.targets.schema import check
 from batchscape.analysis.targets.tidy import distinct_trajectories
@@ -69,50 +71,59 @@ def measure(reaches: pd.DataFrame) -> Measurements:
     reaches = check(reaches, "a trade-off", _NEEDED, ("outcome",))
     # Cuts and timing repeats of one trajectory draw no new noise, nor do cuts of a program.
     rows = _checked(distinct_trajectories(reaches.drop(columns="program_cut", errors="ignore")))
-    left_out = []
-    complete = []
-    for _, cell in rows.groupby("global_batch_size", sort=True):
-        if cell["reached"].all():
-            complete.append(cell)
-        else:
-            left_out.append(_censored(cell))
+    by_batch = rows.groupby("global_batch_size")["reached"]
+    excluded = by_batch.agg(runs="size", reached="sum").assign(reason="")
+    for size in excluded.index[excluded["reached"] < excluded["runs"]]:
+        missed = rows[rows["global_batch_size"].eq(size) & ~rows["reached"]]
+        outcomes = column_of(missed, "outcome").value_counts()
+        kinds = ", ".join(f"{count} {name}" for name, count in outcomes.items())
+        excluded.loc[size, "reason"] = (
+            f"{len(missed)} of {excluded['runs'][size]} runs did not reach the target"
+            + f" ({kinds})" * bool(kinds)
+        )
     warnings = [
-        f"Batch size {row['global_batch_size']:g} is left out of the fit: {row['reason']}."
-        for row in left_out
+        f"Batch size {size:g} is left out of the fit: {reason}."
+        for size, reason in excluded["reason"].items()
+        if reason
     ]
-    penalty = _penalty(complete)
+    steps = _by_seed(rows[rows["global_batch_size"].map(excluded["reason"]).eq("")])
+    penalty = _penalty(steps.mul(steps.index, axis=0).apply(np.log))
     if penalty is not None:
         first_fitted, text = penalty
         warnings.append(text)
-        left_out += [_excluded_row(cell, "small-batch penalty") for cell in complete[:first_fitted]]
-        complete = complete[first_fitted:]
-    fitted_runs = pd.concat(complete) if complete else rows.iloc[:0]
-    firsts = fitted_runs.get("first_steps_to_target", fitted_runs["steps_to_target"]).astype(float)
+        excluded.loc[steps.index[steps.index < first_fitted], "reason"] = "small-batch penalty"
+    runs = rows[rows["global_batch_size"].map(excluded["reason"]).eq("")]
+    runs = runs.sort_values("global_batch_size", kind="stable").drop(columns="reached")
+    steps = _by_seed(runs)
+    firsts = column_of(runs, "first_steps_to_target").astype(float)
     # A table of crossings that are not for good may know none before them.
-    firsts = firsts.where(firsts < fitted_runs["steps_to_target"], fitted_runs["steps_to_target"])
-    cells = {"index": "global_batch_size", "columns": "seed"}
-    table = fitted_runs.pivot(**cells, values="steps_to_target")
-    first_table = fitted_runs.assign(first=firsts).pivot(**cells, values="first")
-    excluded = pd.DataFrame(left_out, columns=list(_EXCLUDED)).astype(_EXCLUDED)
+    firsts = firsts.where(firsts < runs["steps_to_target"], runs["steps_to_target"])
     return Measurements(
-        batches=table.index.to_numpy(dtype=np.float64),
-        log_steps=np.log(table.to_numpy(dtype=np.float64)),
-        log_first_steps=np.log(first_table.to_numpy(dtype=np.float64)),
-        runs=fitted_runs.drop(columns="reached"),
-        excluded=excluded.sort_values("global_batch_size", ignore_index=True),
+        batches=steps.index.to_numpy(dtype=np.float64),
+        log_steps=np.log(steps.to_numpy(dtype=np.float64)),
+        log_first_steps=np.log(
+            _by_seed(runs.assign(steps_to_target=firsts)).to_numpy(dtype=np.float64)
+        ),
+        runs=runs,
+        excluded=excluded[excluded["reason"].ne("")].reset_index(),
         warnings=tuple(warnings),
     )
 
 
+def _by_seed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Arrange steps to the target by batch size and seed."""
+    return runs.pivot(index="global_batch_size", columns="seed", values="steps_to_target")
+
+
 def ends_of_range(
-    measurements: Measurements, ends: tuple[float, float] | None = None
+    measurements: Measurements, ends: tuple[float, float]
 ) -> tuple[Estimate, Estimate] | None:
-    """Compare the largest batch size with the smallest: how many times fewer steps, more samples.
+    """Compare a batch size with a smaller one: how many times fewer steps, more samples.
 
     Parameters
     ----------
-    ends : tuple of float, optional
-        Batch sizes to compare, in samples; the smallest and the largest if not given.
+    ends : tuple of float
+        The smaller and the larger one, in samples.
 
     Returns
     -------
@@ -142,10 +153,9 @@ def ends_of_range(
     30 %, first crossings 92 %    91 %    84 %
     ===================== ======= ======= ========
     """
-    smallest, largest = ends or (measurements.batches[0], measurements.batches[-1])
-    if not {smallest, largest} <= set(measurements.batches.tolist()):
+    if not np.isin(ends, measurements.batches).all():
         return None
-    places = np.searchsorted(measurements.batches, [smallest, largest])
+    places = np.searchsorted(measurements.batches, ends)
     small, large = measurements.log_steps[places]
     shared = np.isfinite(small - large)
     logs = (small - large)[shared]
@@ -155,127 +165,82 @@ def ends_of_range(
     mean, half = float(logs.mean()), half_width(logs)
     # How much later, in the mean, each end was met for good than first.
     later = (measurements.log_steps - measurements.log_first_steps)[places][:, shared].mean(axis=1)
-    ends_of_log = np.array([mean - half - later[0], mean, mean + half + later[1]])
-    span = float(np.log(largest / smallest))
+    fewer_steps = np.array([mean - half - later[0], mean, mean + half + later[1]])
+    more_samples = float(np.log(ends[1] / ends[0])) - fewer_steps[::-1]
     method = f"t over {n} paired log ratios, from first crossings to those for good"
 
     def ratio(logs: NDArray[np.float64], what: str) -> Estimate:
-        low, value, high = np.exp(np.sort(logs) if n > 1 else logs).tolist()
-        definition = f"ratio of {what} to the target, batch sizes {smallest:g} and {largest:g}"
+        low, value, high = np.exp(logs).tolist()
+        definition = f"ratio of {what} to the target, batch sizes {ends[0]:g} and {ends[1]:g}"
         return Estimate(value, low, high, n, "", method if n > 1 else "no interval", definition)
 
-    return ratio(ends_of_log, "optimizer steps, smallest to largest"), ratio(
-        span - ends_of_log, "samples, largest to smallest"
+    return ratio(fewer_steps, "optimizer steps, smallest to largest"), ratio(
+        more_samples, "samples, largest to smallest"
     )
 
 
 def _checked(rows: pd.DataFrame) -> pd.DataFrame:
     """Refuse what is not of one target, and say who reached it."""
     for name, what in (("group", "group of settings"), ("target_loss", "target")):
-        if name in rows.columns and rows[name].nunique(dropna=False) > 1:
-            values = ", ".join(str(value) for value in rows[name].unique()[:5])
+        if column_of(rows, name).nunique(dropna=False) > 1:
+            values = ", ".join(map(str, rows[name].unique()[:5]))
             msg = f"a trade-off is fitted for one {what} at a time; {name} has {values}: select one"
             raise AnalysisError(msg)
-    _refuse_mixed_rates(rows)
-    twice = rows.duplicated(["global_batch_size", "seed"])
-    if twice.any():
-        row = rows[twice].iloc[0]
+    for size, rates in column_of(rows, "learning_rate").groupby(rows["global_batch_size"]):
+        if rates.nunique() > 1:
+            listed = ", ".join(f"{rate:g}" for rate in sorted(rates.dropna().unique()))
+            msg = (
+                f"one learning rate a batch size is compared; batch size {size:g} has {listed}: "
+                "choose one for each, for instance with at_best_learning_rate"
+            )
+            raise AnalysisError(msg)
+    twice = rows[rows.duplicated(["global_batch_size", "seed"])]
+    if len(twice):
+        size, seed = twice.iloc[0][["global_batch_size", "seed"]]
         msg = (
-            f"seed {row['seed']} appears more than once at batch size "
-            f"{row['global_batch_size']:g}: repeats of a run are not independent; give one row a "
-            "run, or trajectory_id so that repeats can be dropped"
+            f"seed {seed} appears more than once at batch size {size:g}: repeats of a run are not "
+            "independent; give one row a run, or trajectory_id so that repeats can be dropped"
         )
         raise AnalysisError(msg)
     reached = np.isfinite(rows["steps_to_target"])
-    if "outcome" in rows.columns:
+    if "outcome" in rows:
         reached &= rows["outcome"].eq("reached")
     return rows.assign(reached=reached)
 
 
-def _refuse_mixed_rates(rows: pd.DataFrame) -> None:
-    if "learning_rate" not in rows.columns:
-        return
-    rates = rows.groupby("global_batch_size")["learning_rate"]
-    counts = rates.nunique()
-    if (counts > 1).any():
-        size = counts.idxmax()
-        listed = ", ".join(f"{rate:g}" for rate in sorted(rates.get_group(size).dropna().unique()))
-        msg = (
-            f"one learning rate a batch size is compared; batch size {size:g} has {listed}: choose "
-            "one for each, for instance with at_best_learning_rate"
-        )
-        raise AnalysisError(msg)
-
-
-def _censored(cell: pd.DataFrame) -> dict[str, object]:
-    """Describe a batch size with a run that did not reach the target."""
-    n, reached = len(cell), int(cell["reached"].sum())
-    counts = cell.loc[~cell["reached"]].get("outcome", pd.Series(dtype=str)).value_counts()
-    kinds = ", ".join(f"{count} {name}" for name, count in counts.items())
-    reason = f"{n - reached} of {n} runs did not reach the target" + (
-        f" ({kinds})" if kinds else ""
-    )
-    return _excluded_row(cell, reason)
-
-
-def _excluded_row(cell: pd.DataFrame, reason: str) -> dict[str, object]:
-    return {
-        "global_batch_size": cell["global_batch_size"].iloc[0],
-        "runs": len(cell),
-        "reached": int(cell["reached"].sum()),
-        "reason": reason,
-    }
-
-
-def _penalty(cells: list[pd.DataFrame]) -> tuple[int, str] | None:
+def _penalty(log_samples: pd.DataFrame) -> tuple[float, str] | None:
     """Find the batch size below which smaller ones need significantly more samples."""
     # No form has samples to target that fall with the batch: learning rate, momentum or the noise
     # floor cost small batches what no form holds.
-    if len(cells) < 3:
+    if len(log_samples) < 3:
         return None
-    samples = [
-        np.log((cell["steps_to_target"] * cell["global_batch_size"]).to_numpy()) for cell in cells
-    ]
-    means = np.array([values.mean() for values in samples])
+    sizes = log_samples.index.to_numpy(dtype=np.float64)
+    means = log_samples.mean(axis=1).to_numpy(dtype=np.float64)
     least = int(means.argmin())
-    excess = means[0] - means[least]
-    if least == 0 or excess < _LEAST_PENALTY:
+    excess = float(means[0] - means[least])
+    if excess < _LEAST_PENALTY:
         return None
-    error, degrees = _error_of_difference(cells[0], cells[least])
-    sizes = [cell["global_batch_size"].iloc[0] for cell in (cells[0], cells[least])]
-    excess_text = (
-        f"Batch size {sizes[0]:g} needs {significant(float(np.expm1(excess)) * 100, 2)} % more "
-        f"samples than {sizes[1]:g}"
-    )
     # The batch size of the minimum was chosen among all others.
-    limit = _PENALTY_LEVEL / (len(cells) - 1)
+    limit = _PENALTY_LEVEL / (len(sizes) - 1)
+    error, degrees = _error_of_difference(log_samples.iloc[[0, least]])
     if degrees < 1 or stdtr(degrees, -excess / max(error, 1e-300)) >= limit:
         return None
-    return (
-        least,
-        f"{excess_text} (a penalty on small batches): only batch sizes from {sizes[1]:g} are "
-        "fitted.",
+    return float(sizes[least]), (
+        f"Batch size {sizes[0]:g} needs {significant(math.expm1(excess) * 100, 2)} % more samples "
+        f"than {sizes[least]:g} (a penalty on small batches): only batch sizes from "
+        f"{sizes[least]:g} are fitted."
     )
 
 
-def _error_of_difference(cell: pd.DataFrame, other_cell: pd.DataFrame) -> tuple[float, int]:
-    """Return the standard error of a difference of mean log steps, and its degrees of freedom.
+def _error_of_difference(logs: pd.DataFrame) -> tuple[float, int]:
+    """Return the standard error of the difference of two rows' means, and its degrees of freedom.
 
     Seed by seed where two seeds or more are shared, else from both variances.
     """
-    logs = [np.log(each.set_index("seed")["steps_to_target"]) for each in (cell, other_cell)]
-    pairs = (logs[0] - logs[1]).dropna().to_numpy()
+    pairs = logs.diff().iloc[1].dropna()
     if len(pairs) > 1:
-        return float(pairs.std(ddof=1) / np.sqrt(len(pairs))), len(pairs) - 1
-    if min(map(len, logs)) < 2:
+        return float(pairs.std() / np.sqrt(len(pairs))), len(pairs) - 1
+    counts = logs.count(axis=1)
+    if counts.min() < 2:
         return np.nan, 0
-    variances = [float(values.var(ddof=1)) / len(values) for values in logs]
-    return float(np.sqrt(sum(variances))), min(map(len, logs)) - 1
-
-
-_EXCLUDED = {
-    "global_batch_size": "float64",
-    "runs": "int64",
-    "reached": "int64",
-    "reason": "object",
-}
+    return float(np.sqrt((logs.var(axis=1) / counts).sum())), int(counts.min()) - 1

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy import optimize
 
-from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate, t_reach
+from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate, t_reach
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.tradeoff.checks import form_table
-from batchscape.analysis.tradeoff.forms import FORMULAS, Data, Floats, Form, fit_form
-from batchscape.analysis.tradeoff.intervals import PATHS, influence, intervals
-from batchscape.analysis.tradeoff.measurements import Measurements
-from batchscape.analysis.tradeoff.noise import Noise, noise_of
+from batchscape.analysis.tradeoff.fitted import N_PARAMETERS, Fitted
+from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
+from batchscape.analysis.tradeoff.intervals import PATHS, influence
 from batchscape.text import count_text
-
-LEAST_BATCHES: dict[Form, int] = {"two_term": 3, "free_exponent": 4}
-"""Batch sizes that a form is fitted to at least."""
 
 
 class _Quantity(NamedTuple):
@@ -60,80 +54,33 @@ _QUANTITIES = {
 }
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A form fitted to means over seeds, and what its estimates are made of."""
-
-    measurements: Measurements
-    form: Form
-    data: Data
-    noise: Noise | None
-    theta: Floats
-    """Shape (1, 3)."""
-    forms: pd.DataFrame
-    ends: dict[str, tuple[float, float]]
-    """How far, in logarithms, each quantity may lie below and above; infinite: no end. NaN for
-    fewer than three seeds."""
-
-    @property
-    def log_critical(self) -> float:
-        """Logarithm of the fitted critical batch size, identified or not."""
-        return float(self.theta[0, 1])
-
-    @property
-    def method(self) -> str:
-        """How the intervals were made."""
-        if self.noise is None:
-            return "least squares on log steps; no interval"
-        n = self.measurements.n_seeds
-        shared = "seeds" if self.noise.n_parts == 1 else "seeds, not shared by batch sizes"
-        return (
-            "least squares on log steps; score interval by seed with t quantiles, over "
-            f"{n} {shared}"
-        )
-
-
-def means_of(measurements: Measurements) -> Data:
-    """Return the means over seeds, as forms are fitted to them."""
-    n = len(measurements.batches)
-    means = np.nanmean(measurements.log_steps, axis=1)[None] if n else np.empty((1, 0))
-    return Data(np.log(measurements.batches), means, np.ones_like(means))
-
-
-def fit_means(measurements: Measurements, form: Form) -> Fitted | str:
-    """Fit a form to the means over seeds, or say why there is no fit."""
-    n, least = len(measurements.batches), LEAST_BATCHES[form]
-    if n < least:
-        return (
-            f"{FORMULAS[form]} needs at least {least} batch sizes at which every run reached the "
-            f"target, and there {'is' if n == 1 else 'are'} {n}"
-        )
-    data = means_of(measurements)
-    theta, _ = fit_form(data, form)
-    noise = noise_of(measurements.log_steps[None]) if measurements.n_seeds >= FEWEST else None
-    ends = dict.fromkeys(PATHS[form], (math.nan, math.nan))
-    if noise is not None:
-        for name, path in PATHS[form].items():
-            low, high = intervals(data, noise, theta, path, LEVEL)
-            ends[name] = float(low[0]), float(high[0])
-    return Fitted(measurements, form, data, noise, theta, form_table(data), ends)
-
-
-def estimates_of(fit: Fitted) -> dict[str, Estimate]:
-    """Return fewest steps and samples, exponent and critical batch size, by name."""
-    n, estimates = fit.measurements.n_seeds, dict[str, Estimate]()
+def estimate_of(fit: Fitted, name: str) -> Estimate:
+    """Return fewest steps or samples, exponent or critical batch size, by its name."""
+    quantity, n = _QUANTITIES[name], fit.measurements.n_seeds
+    if not fit.is_fitted:
+        return _unfitted(fit, name, quantity.unit)
     critical = "b/a" if fit.form == "two_term" else "(b/a)^(1/alpha)"
-    for name, quantity in _QUANTITIES.items():
-        definition = quantity.definition.format(formula=FORMULAS[fit.form], critical=critical)
-        if name in fit.ends:
-            estimates[name] = _estimate(fit, name, definition)
-        elif name == "exponent":
+    definition = quantity.definition.format(formula=FORMULAS[fit.form], critical=critical)
+    if name not in PATHS[fit.form]:
+        if name == "exponent":
             definition = "alpha, 1 in S = a + b/B by definition"
-            estimates[name] = Estimate(1.0, math.nan, math.nan, n, "", "none", definition)
-        else:
-            why = "with a free exponent samples to target have no least value above zero"
-            estimates[name] = Estimate.unknown(why, n, definition, unit=quantity.unit)
-    return estimates
+            return Estimate(1.0, math.nan, math.nan, n, "", "none", definition, fit.misfit)
+        why = "with a free exponent samples to target have no least value above zero"
+        return Estimate.unknown(why, n, definition, unit=quantity.unit)
+    log_value = float(fit.theta[0] @ quantity.weights)
+    ends = fit.critical_ends if name == "critical_batch_size" else fit.ends(name)
+    low, high = (math.exp(log_value + end) for end in ends)
+    reason = _undecided(fit, ends)
+    critical_size, sizes = fit.parameters[1], fit.measurements.batches
+    side = "largest" if critical_size > sizes.max() else ""
+    side = "smallest" if critical_size < sizes.min() else side
+    if side in quantity.beyond:
+        lost = quantity.beyond[side]
+        low, high = 0.0 if lost == "low" else low, math.inf if lost == "high" else high
+        reason = reason or _extrapolated(fit, "the critical batch size", critical_size, side)
+    value = math.exp(log_value)
+    estimate = Estimate(value, low, high, n, quantity.unit, _method(fit), definition)
+    return _with_reason(fit, estimate, reason)
 
 
 def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
@@ -142,49 +89,40 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
     For the two-term form (1 + overhead) reference + overhead b/a, whose interval is that of b/a
     moved along. With a free exponent the interval is that of its logarithm by linear propagation.
     """
+    if not fit.is_fitted:
+        return _unfitted(fit, "overhead_batch_size", "samples")
     definition = (
         f"overhead{overhead * 100:g}: largest batch size at which samples to target are at most "
         f"{overhead * 100:g} % above those at batch size {reference:g}, by {FORMULAS[fit.form]}"
     )
-    base = (1 + overhead) * reference
+    method = _method(fit)
     if fit.form == "free_exponent":
         value = _overhead_root(fit.theta[0], reference, 1 + overhead)
-        reach = log_reach(fit, lambda t: math.log(_overhead_root(t, reference, 1 + overhead)))
+        reach = _log_reach(fit, lambda t: math.log(_overhead_root(t, reference, 1 + overhead)))
         low, high = value * math.exp(-reach), value * math.exp(reach)
-        method = fit.method.replace("score interval", "linear propagation")
+        method = method.replace("score interval", "linear propagation")
     else:
-        low, high = (
-            base + overhead * math.exp(fit.log_critical + end)
-            for end in fit.ends["critical_batch_size"]
+        low, value, high = (
+            (1 + overhead) * reference + overhead * math.exp(float(fit.theta[0, 1]) + end)
+            for end in (fit.critical_ends[0], 0.0, fit.critical_ends[1])
         )
-        value, method = base + overhead * math.exp(fit.log_critical), fit.method
     estimate = Estimate(value, low, high, fit.measurements.n_seeds, "samples", method, definition)
-    reason = _undecided(fit, "critical_batch_size", upper_only=True)
+    reason = _undecided(fit, fit.critical_ends, upper_only=True)
     if reason is None and value > fit.measurements.batches.max() * (1 + 1e-9):
         estimate = replace(estimate, high=math.inf)
         reason = _extrapolated(fit, "it", value, "largest")
     return _with_reason(fit, estimate, reason)
 
 
-def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
-    """Return how far the logarithm of a quantity may lie from its estimate.
+def _log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
+    """Return how far the logarithm of a quantity of (p, c, log q) may lie from its estimate.
 
-    Parameters
-    ----------
-    quantity : callable
-        Gives that logarithm for parameters (p, c, log q) of the curve, shape (3,).
-
-    Returns
-    -------
-    float
-        Half of the interval, by linear propagation of the errors of cell means; NaN for fewer
-        than three seeds.
+    By linear propagation of the errors of cell means; NaN for fewer than three seeds.
     """
     if fit.noise is None:
         return math.nan
     theta, step = fit.theta[0], 1e-5
-    # The exponent of the two-term form does not move.
-    ways = np.eye(3)[: 2 if fit.form == "two_term" else 3]
+    ways = np.eye(3)
     slope = np.array(
         [(quantity(theta + step * w) - quantity(theta - step * w)) / (2 * step) for w in ways]
     )
@@ -192,48 +130,53 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
     return t_reach(math.sqrt(variance[0]), float(degrees[0]))
 
 
-def _estimate(fit: Fitted, name: str, definition: str) -> Estimate:
-    """Estimate one of the quantities."""
-    quantity = _QUANTITIES[name]
-    log_value = float(fit.theta[0] @ quantity.weights)
-    low, high = (math.exp(log_value + end) for end in fit.ends[name])
-    reason = _undecided(fit, name)
-    critical, sizes = math.exp(fit.log_critical), fit.measurements.batches
-    side = "largest" if critical > sizes.max() else "smallest" if critical < sizes.min() else ""
-    if side in quantity.beyond:
-        lost = quantity.beyond[side]
-        low, high = 0.0 if lost == "low" else low, math.inf if lost == "high" else high
-        reason = reason or _extrapolated(fit, "the critical batch size", critical, side)
-    n = fit.measurements.n_seeds
-    estimate = Estimate(math.exp(log_value), low, high, n, quantity.unit, fit.method, definition)
-    return _with_reason(fit, estimate, reason)
+def _unfitted(fit: Fitted, name: str, unit: str) -> Estimate:
+    formula, n = FORMULAS[fit.form], len(fit.measurements.batches)
+    why = (
+        f"{formula} needs at least {N_PARAMETERS[fit.form] + 1} batch sizes at which every run "
+        f"reached the target, and there {'is' if n == 1 else 'are'} {n}"
+    )
+    return Estimate.unknown(why, fit.measurements.n_seeds, f"{name} of {formula}", unit=unit)
+
+
+def _method(fit: Fitted) -> str:
+    """Say how the intervals were made."""
+    if fit.noise is None:
+        return "least squares on log steps; no interval"
+    shared = "seeds" if fit.noise.n_parts == 1 else "seeds, not shared by batch sizes"
+    return (
+        "least squares on log steps; score interval by seed with t quantiles, over "
+        f"{fit.measurements.n_seeds} {shared}"
+    )
 
 
 def _with_reason(fit: Fitted, estimate: Estimate, reason: str | None) -> Estimate:
-    """With a reason, drop the value, keep the bounds, and note it; else note too few seeds."""
+    """With a reason, drop the value, keep the bounds, and note it; else note what weakens it."""
     if reason is not None:
         return replace(estimate, value=math.nan, note=f"{NOT_IDENTIFIED}: {reason}")
-    if fit.noise is None:
-        few = count_text(fit.measurements.n_seeds, "seed")
-        return replace(estimate, note=f"{few}: no interval")
-    return estimate
+    return replace(estimate, note="; ".join(filter(None, (few_seeds(fit), fit.misfit))) or None)
 
 
-def _undecided(fit: Fitted, quantity: str, *, upper_only: bool = False) -> str | None:
-    """Say why the runs do not bound a quantity."""
+def few_seeds(fit: Fitted) -> str:
+    """Say that there are too few seeds for intervals; empty where there are not."""
+    few = count_text(fit.measurements.n_seeds, "seed")
+    return f"{few}: no interval" if fit.noise is None else ""
+
+
+def _undecided(fit: Fitted, ends: tuple[float, float], *, upper_only: bool = False) -> str | None:
+    """Say why the runs do not bound a quantity, given its ends."""
     if fit.noise is None:
         return _not_preferred(fit)
-    low, high = fit.ends[quantity]
-    if math.isfinite(high) and (upper_only or math.isfinite(low)):
+    if math.isfinite(ends[1]) and (upper_only or math.isfinite(ends[0])):
         return None
-    critical = fit.ends["critical_batch_size"]
-    if math.isinf(critical[1]):
+    low, high = fit.critical_ends
+    if math.isinf(high):
         power = -np.polyfit(fit.data.x, fit.data.y[0], 1)[0]
         return (
             "the runs are compatible with a power law that has no fewest steps, "
             f"S = b/B^{power:.2g} (1: perfect scaling): add larger batch sizes"
         )
-    if math.isinf(critical[0]):
+    if math.isinf(low):
         return (
             "the runs are compatible with steps that do not depend on the batch size, S = a: add "
             "smaller batch sizes"
@@ -244,16 +187,14 @@ def _undecided(fit: Fitted, quantity: str, *, upper_only: bool = False) -> str |
 def _not_preferred(fit: Fitted) -> str | None:
     """Say why few seeds do not do, by AICc."""
     criteria = fit.forms["aicc"]
-    criterion = float(criteria[fit.form])
     few = count_text(fit.measurements.n_seeds, "seed")
-    if not math.isfinite(criterion):
+    if not math.isfinite(criteria[fit.form]):
         return (
             f"{few}, and {len(fit.measurements.batches)} batch sizes are too few to prefer "
             f"{FORMULAS[fit.form]} to simpler forms by AICc: add seeds or batch sizes"
         )
-    nulls = {name: float(criteria[name]) for name in ("perfect_scaling", "constant")}
-    best = min(nulls, key=nulls.__getitem__)
-    if criterion >= nulls[best]:
+    best = min("perfect_scaling", "constant", key=lambda null: float(criteria[null]))
+    if criteria[fit.form] >= criteria[best]:
         side = "larger" if best == "perfect_scaling" else "smaller"
         name = best.replace("_", " ")
         return f"{few}, and AICc prefers {name}: add {side} batch sizes, or seeds"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +13,9 @@ from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.targets.choice import EARLIER, MOST_EARLY
 from batchscape.analysis.tradeoff.fit import TradeoffFit
-from batchscape.analysis.tradeoff.targets import curve_of_fits, run_names
 
 _PLACES = 60
-_FITTED = "is_fitted"
+_FITTED, _IF_ONE = "is_fitted", "if_one"
 
 
 @dataclass(frozen=True)
@@ -74,50 +74,73 @@ def tradeoff_tables(group_fits: Sequence[GroupFits]) -> list[Table]:
 
 def fitted_curves(group_fits: Sequence[GroupFits]) -> pd.DataFrame:
     """Follow every fit over its batch sizes, with its interval, beside perfect scaling."""
-    parts = [pd.DataFrame()]
+    curves: dict[tuple[int, float], pd.DataFrame] = {}
     for group in group_fits:
         for target, fit in group.fits.items():
-            if fit.fitted is None:
-                continue
-            first, last = fit.batches.iloc[0], fit.batches.iloc[-1]
-            sizes = np.geomspace(first["global_batch_size"], last["global_batch_size"], _PLACES)
-            critical = fit.critical_batch_size
-            curve = fit.predict(sizes).assign(
-                perfect_steps=first["steps"] * first["global_batch_size"] / sizes,
-                critical_batch_size=critical.value,
-                critical_batch_size_low=critical.low,
-                critical_batch_size_high=critical.high,
-            )
-            curve.insert(0, "group", group.number)
-            curve.insert(1, "target_loss", target)
-            parts.append(curve)
-    return pd.concat(parts, ignore_index=True)
+            if fit.is_fitted:
+                sizes, steps = fit.batches["global_batch_size"], fit.batches["steps"]
+                places = np.geomspace(sizes.iloc[0], sizes.iloc[-1], _PLACES)
+                critical = fit.critical_batch_size
+                curves[group.number, target] = fit.predict(places).assign(
+                    perfect_steps=steps.iloc[0] * sizes.iloc[0] / places,
+                    critical_batch_size=critical.value,
+                    critical_batch_size_low=critical.low,
+                    critical_batch_size_high=critical.high,
+                )
+    if not curves:
+        return pd.DataFrame()
+    table = pd.concat(curves, names=["group", "target_loss"])
+    return table.reset_index(["group", "target_loss"]).reset_index(drop=True)
+
+
+def _target_rows(group: GroupFits) -> Iterator[dict[str, object]]:
+    """Write the fit at each target as a row; the fits share runs, so their errors go together."""
+    for target, fit in group.fits.items():
+        (other,) = (each for form, each in fit.by_form.items() if form != fit.form)
+        estimates = {
+            "critical_batch_size": fit.critical_batch_size,
+            "overhead_batch_size": fit.overhead_batch_size,
+            "s_min": fit.s_min,
+            "e_min": fit.fewest_samples,
+            "exponent": fit.exponent,
+            "other_critical_batch_size": other.critical_batch_size,
+            _IF_ONE: fit.by_form["two_term"].critical_batch_size,
+        }
+        row: dict[str, object] = {"target_loss": target, "form": fit.form, "other_form": other.form}
+        for name, estimate in estimates.items():
+            row |= {
+                name: estimate.value,
+                f"{name}_low": estimate.low,
+                f"{name}_high": estimate.high,
+            }
+        met_early, reached = group.early[target]
+        yield row | {
+            "n_seeds": fit.n_seeds,
+            "n_batches": len(fit.batches),
+            "batches_left_out": len(fit.excluded),
+            "lack_of_fit_p": fit.lack_of_fit_p,
+            "aicc": fit.forms["aicc"].get(fit.form, math.nan),
+            "aicc_delta": fit.forms["delta"].get(fit.form),
+            "identified": fit.is_identified,
+            "note": fit.critical_batch_size.note,
+            "runs": _run_names(fit.runs),
+            "group": group.label,
+            "group_number": group.number,
+            "is_spoken_of": target == group.target and group.unsettled is None,
+            "runs_met_early": met_early,
+            "runs_reached": reached,
+        }
+
+
+def _run_names(runs: pd.DataFrame) -> str:
+    """Join the ids of runs, where the table has them."""
+    name = next((column for column in ("run_id", "run") if column in runs), None)
+    return "" if name is None else " ".join(map(str, runs[name]))
 
 
 def _critical(group_fits: Sequence[GroupFits]) -> Table:
-    table = pd.concat(
-        [
-            curve_of_fits(group.fits).assign(
-                group=group.label,
-                group_number=group.number,
-                is_spoken_of=[
-                    target == group.target and group.unsettled is None for target in group.fits
-                ],
-                runs_met_early=[group.early[target][0] for target in group.fits],
-                runs_reached=[group.early[target][1] for target in group.fits],
-            )
-            for group in group_fits
-        ],
-        ignore_index=True,
-    )
+    table = pd.DataFrame([row for group in group_fits for row in _target_rows(group)])
     fits = [fit for group in group_fits for fit in group.fits.values()]
-    is_other = table["form"].ne("two_term")
-    hidden = {
-        f"if_one{end}": table[f"other_critical_batch_size{end}"].where(
-            is_other, table[f"critical_batch_size{end}"]
-        )
-        for end in ("", "_low", "_high")
-    }
     left_out = [fit.excluded["global_batch_size"] for fit in fits]
     early = table["runs_met_early"].astype(str) + " of " + table["runs_reached"].astype(str)
     first = group_fits[0].fit
@@ -129,17 +152,14 @@ def _critical(group_fits: Sequence[GroupFits]) -> Table:
     return Table(
         "critical_batch",
         "Critical batch size by target",
-        table.assign(**hidden),
+        table,
         [
             Column("group", is_left=True),
             Column("target_loss", format="g", is_left=True),
             estimate_column("critical_batch_size", "critical batch (samples)"),
             estimate_column("exponent", "exponent"),
-            *(
-                [estimate_column("if_one", "if the exponent is 1")]
-                if any(fit.of_form("two_term") for fit in fits)
-                else []
-            ),
+            *[estimate_column(_IF_ONE, "if the exponent is 1")]
+            * any(fit.by_form["two_term"].is_fitted for fit in fits),
             estimate_column("overhead_batch_size", "overhead batch (samples)"),
             estimate_column("s_min", "fewest steps"),
             Column("n_batches", "batch sizes"),
@@ -162,7 +182,7 @@ def _critical(group_fits: Sequence[GroupFits]) -> Table:
             "Left out: batch sizes of which a run did not reach the target, or with a "
             "small-batch penalty.",
         ],
-        hidden=list(hidden),
+        hidden=[_IF_ONE, f"{_IF_ONE}_low", f"{_IF_ONE}_high"],
     )
 
 
@@ -176,8 +196,8 @@ def _residuals(group_fits: Sequence[GroupFits]) -> pd.DataFrame:
             residual_pct=100 * np.expm1(table["residual"]),
             residual_error_pct=100 * table["residual_error"],
             group=group.label,
-            run_ids=list(map(run_names, behind)),
-            **{_FITTED: group.fit.fitted is not None},
+            run_ids=list(map(_run_names, behind)),
+            **{_FITTED: group.fit.is_fitted},
         )
         tables.append(table)
     return pd.concat(tables, ignore_index=True)

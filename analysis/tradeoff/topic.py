@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from batchscape.analysis.comparing.pairs import logarithm
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
-from batchscape.analysis.figures.chart import Chart
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import group_name
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.topic import Section
@@ -26,8 +27,8 @@ from batchscape.analysis.tradeoff.figures import critical_batch_chart, steps_cha
 from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.analysis.tradeoff.forms import FORMULAS, Form
 from batchscape.analysis.tradeoff.measurements import ends_of_range
+from batchscape.analysis.tradeoff.quantities import few_seeds
 from batchscape.analysis.tradeoff.tables import GroupFits, fitted_curves, tradeoff_tables
-from batchscape.analysis.tradeoff.targets import fit_targets
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text
 
@@ -38,10 +39,14 @@ _OF_A_TARGET = ("s_min", "e_min")
 _CRITICAL = (
     "{prefix}The critical batch size{at} is {critical_batch_size} samples{misfit}"
     "{critical_batch_size_readings} (mccandlish, {formula}; {behind}; {rule}): there the target "
-    "takes twice the fewest optimizer steps. Far below it, a batch twice as large {saves}; far "
-    "above it, it saves hardly any."
+    "takes twice the fewest optimizer steps.{falls}"
 )
 _NO_CRITICAL = "{prefix}The critical batch size{at} is {why_not}.{span}"
+_SPAN = " Batch sizes of {first:g} to {last:g} were fitted."
+_FALLS = (
+    " By the fit, a batch of {:g} samples takes {} times fewer optimizer steps than one of {:g}, "
+    "and one of {:g} takes {} times fewer than one of {:g}."
+)
 _RATES = (
     "Each batch size stands at the best of up to {:g} learning rates: the lowest of several "
     "noisy means is a little too low, and intervals take the chosen rates as known."
@@ -75,46 +80,48 @@ def tradeoff_section(
     tuning: Callable[[int, float], str | None] | None = None,
 ) -> Section | None:
     """Say how update frequency trades against convergence, by the lowest settled target."""
-    if reaches.empty or "global_batch_size" not in reaches.columns:
+    if reaches.empty:
         return None
-    table = reaches if "group" in reaches.columns else reaches.assign(group=0)
-    # A foreign table may have one target that it does not name.
-    targets = table.get("target_loss", pd.Series(math.inf, table.index))
-    table = table.assign(target_loss=targets.fillna(math.inf))
-    group_fits: list[GroupFits] = []
-    all_warnings = list(warnings)
+    # A foreign table may have one group, and one target that it does not name.
+    targets = column_of(reaches, "target_loss").fillna(math.inf)
+    table = reaches.assign(group=reaches.get("group", 0), target_loss=targets)
     parts = [part for part in table.groupby("group") if part[1]["global_batch_size"].nunique() > 1]
     if not parts:
         return None
+    group_fits: list[GroupFits] = []
+    all_warnings = list(warnings)
+    fit = partial(
+        fit_tradeoff, form=form, overhead=overhead, reference_batch_size=reference_batch_size
+    )
     for number, group_reaches in parts:
         group = int(str(number))
         label = group_name(groups, group) if len(parts) > 1 else ""
+        by_target = group_reaches.groupby("target_loss")
+        rows = {float(str(target)): target_rows for target, target_rows in [*by_target][::-1]}
         try:
-            fits = fit_targets(
-                group_reaches,
-                form=form,
-                overhead=overhead,
-                reference_batch_size=reference_batch_size,
-            )
+            fits = {target: fit(target_rows) for target, target_rows in rows.items()}
         except AnalysisError as error:
             all_warnings.append(f"{label}: {error}" if label else str(error))
             continue
-        group_fits.append(_choose_target(group, label, group_reaches, fits))
+        group_fits.append(_choose_target(group, label, rows, fits))
     curves = fitted_curves(group_fits)
     headline_target = next(((g.number, g.target) for g in group_fits if g.unsettled is None), None)
     steps = steps_chart(table, curves, groups or {}, headline_target)
+    pictures = [steps] if steps else []
     if not group_fits:
         answer = ["Not identified: nothing can be fitted."]
-        return Section(_TITLE, answer, pictures=[steps] if steps else [], warnings=all_warnings)
-    several = len(group_fits) > 1
+        return Section(_TITLE, answer, pictures=pictures, warnings=all_warnings)
+    tables = tradeoff_tables(group_fits)
+    scales = {group.label: _typical_scale(noise_scales, group) for group in group_fits}
+    critical = critical_batch_chart(tables[0].frame, {name: s for name, (s, _) in scales.items()})
     return Section(
         _TITLE,
-        [sentence for group in group_fits for sentence in _answer(group, noise_scales)],
-        tradeoff_tables(group_fits),
-        _pictures(group_fits, noise_scales, steps),
+        [text for group in group_fits for text in _answer(group, *scales[group.label])],
+        tables,
+        [*pictures, critical] if critical else pictures,
         [*all_warnings, *(text for group in group_fits for text in _warnings(group, tuning))],
         {
-            f"{name}_group_{group.number}" if several else name: estimate
+            f"{name}_group_{group.number}" if len(group_fits) > 1 else name: estimate
             for group in group_fits
             for name, estimate in group.headlines.items()
         },
@@ -137,16 +144,13 @@ def _warnings(group: GroupFits, tuning: Callable[[int, float], str | None] | Non
     return [f"{group.prefix}{text}" for text in texts if text]
 
 
-def noise_scale_sentence(
-    critical: Estimate, noise_scales: pd.DataFrame, batches: int
-) -> str | None:
-    """Compare a critical batch size with gradient noise scales; None without either."""
-    scale, n_known = _typical(noise_scales)
+def noise_scale_sentence(critical: Estimate, scale: float, n: int, batches: int) -> str | None:
+    """Compare a critical batch size with the typical gradient noise scale; None without either."""
     if not (critical.is_identified and math.isfinite(scale)):
         return None
     ratio = significant(scale / critical.value, 2)
     return (
-        f"The gradient noise scale, {significant(scale, 3)} samples (geometric mean over {n_known} "
+        f"The gradient noise scale, {significant(scale, 3)} samples (geometric mean over {n} "
         f"of {batches} batch sizes), is {ratio} times that. It tells the order of magnitude only: "
         "over the eight tasks of McCandlish et al. 2018 (table 1) the ratio went from 0.05 to 8."
     )
@@ -156,93 +160,92 @@ def _facts(group: GroupFits) -> dict[str, Any]:
     """Return what the sentences on a group name: every headline, and what it rests on."""
     fit, critical = group.fit, group.headlines["critical_batch_size"]
     where = "" if math.isinf(group.target) else f"a loss of {group.target:g}"
+    sizes = fit.batches["global_batch_size"]
+    rules = column_of(fit.runs, "crossing").dropna().unique()
     facts: dict[str, Any] = {
         "prefix": group.prefix,
         "at": where and f" at {where}",
         "target": where or "the target",
-        "batches": len(fit.batches),
+        "first": sizes.min(),
+        "last": sizes.max(),
+        "batches": len(sizes),
         "seeds": fit.n_seeds,
-        "rule": _rule(fit),
+        "rates": _rates(fit),
+        "rule": ", ".join(CROSSING_RULES[rule] for rule in rules)
+        or "steps as the table gives them",
+        "formula": FORMULAS[fit.form],
+        "misfit": f", but {fit.misfit}" if fit.misfit else "",
+        "behind": _behind(fit, critical),
+        "falls": _falls(fit),
+        "unsettled": group.unsettled,
+        "doubt": f": {critical.note}" if critical.note and not critical.readings else "",
         # With the bound that is left of a value.
         "why_not": str(critical.note).replace(NOT_IDENTIFIED, critical.text(), 1),
     }
     for name, estimate in group.headlines.items():
         facts |= {name: estimate.text(), f"{name}_readings": _over_readings(estimate)}
-    return facts
+    return facts | {"span": _SPAN.format(**facts) if fit.is_fitted else ""}
 
 
-def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
+def _falls(fit: TradeoffFit) -> str:
+    """Say what larger batches save at both ends of what was measured; empty without a fit."""
+    if not fit.is_fitted:
+        return ""
+    sizes, steps = (fit.batches[name].tolist() for name in ("global_batch_size", "fitted_steps"))
+    first, last = (significant(steps[place] / steps[place + 1], 3) for place in (0, -2))
+    return _FALLS.format(sizes[1], first, sizes[0], sizes[-1], last, sizes[-2])
+
+
+def _answer(group: GroupFits, scale: float, n_scales: int) -> list[str]:
     fit, headlines, facts = group.fit, group.headlines, _facts(group)
     critical, largest = headlines["critical_batch_size"], headlines["overhead_batch_size"]
-    if critical.is_identified:
-        saves = f"needs nearly {significant(2 ** fit.parameters[2], 3)} times fewer updates"
-        if fit.form == "two_term":
-            saves = "nearly halves the updates at no cost in samples"
-        facts |= {"formula": FORMULAS[fit.form], "behind": _behind(fit, critical), "saves": saves}
-        answer = [_CRITICAL.format(**facts, misfit=f", but {fit.misfit}" if fit.misfit else "")]
-    else:
-        sizes = fit.batches["global_batch_size"]
-        span = f" Batch sizes of {sizes.min():g} to {sizes.max():g} were fitted."
-        answer = [_NO_CRITICAL.format(**facts, span=span if fit.fitted else "")]
+    answer = [(_CRITICAL if critical.is_identified else _NO_CRITICAL).format(**facts)]
     answer += [] if group.unsettled else _by_form(fit)
     if largest.is_identified:
-        what = largest.definition.partition(": ")[2].partition(", by")[0]
-        answer.append(
-            f"{what[:1].upper()}{what[1:]}: {largest.text()} samples{_over_readings(largest)}."
-        )
+        what = largest.definition.partition(": ")[2].partition(", by")[0].capitalize()
+        answer.append(f"{what}: {largest.text()} samples{facts['overhead_batch_size_readings']}.")
     if headlines["s_min"].is_identified:
         also = f"; fewest samples: {fit.fewest_samples.text()}" if fit.form == "two_term" else ""
         answer.append(
-            "Fewest optimizer steps: {s_min}{s_min_readings}".format_map(facts) + f"{also}."
+            "Fewest optimizer steps: {s_min}{s_min_readings}".format(**facts) + f"{also}."
         )
     if _most_rates(fit) > 1:
         answer.append(_RATES.format(_most_rates(fit)))
-    scales = _of_group(noise_scales, group)
-    sentence = None if scales is None else noise_scale_sentence(critical, scales, len(fit.batches))
+    sentence = noise_scale_sentence(critical, scale, n_scales, facts["batches"])
     return answer if sentence is None else [*answer, sentence]
 
 
 def _short(group_fits: Sequence[GroupFits]) -> list[str]:
     """Say of the first group what its samples buy, and its critical batch size."""
     group, *other_groups = group_fits
-    fit, headlines, facts = group.fit, group.headlines, _facts(group)
-    critical, sentences = headlines["critical_batch_size"], list[str]()
+    headlines, facts = group.headlines, _facts(group)
     if group.unsettled is not None:
-        sentences.append(_UNSETTLED.format(**facts, unsettled=group.unsettled))
+        sentences = [_UNSETTLED.format(**facts)]
     else:
+        is_identified = headlines["critical_batch_size"].is_identified
+        sentences = [(_SHORT_CRITICAL if is_identified else _SHORT_NO_CRITICAL).format(**facts)]
         if "steps_ratio" in headlines:
-            first, last = fit.batches["global_batch_size"].iloc[[0, -1]]
-            facts |= {"first": first, "last": last, "n": headlines["steps_ratio"].n}
-            sentences.append(_BUYS.format(**facts, rates=_rates(fit)))
-        doubt = f": {critical.note}" if critical.note and not critical.readings else ""
-        template = _SHORT_CRITICAL if critical.is_identified else _SHORT_NO_CRITICAL
-        sentences.append(template.format(**facts, doubt=doubt))
-        sentences[0] += _left_out(fit)
+            sentences.insert(0, _BUYS.format(**facts, n=headlines["steps_ratio"].n))
+        sentences[0] += _left_out(group.fit)
     if other_groups:
         rest = count_text(len(other_groups), "more group of runs is", "more groups of runs are")
         sentences[-1] += f" {rest} in the tables."
     return sentences
 
 
-def _rule(fit: TradeoffFit) -> str:
-    """Name the crossing that counts."""
-    rules = fit.runs.get("crossing", pd.Series(dtype=object)).dropna().unique()
-    return ", ".join(CROSSING_RULES[rule] for rule in rules) or "steps as the table gives them"
-
-
 def _most_rates(fit: TradeoffFit) -> float:
     """Return the most learning rates that a batch size was tried at; NaN where none is known."""
-    return float(fit.runs.reindex(columns=["n_learning_rates"])["n_learning_rates"].max())
+    return float(column_of(fit.runs, "n_learning_rates").max())
 
 
 def _rates(fit: TradeoffFit) -> str:
     """Name the learning rates at both ends of the range, where they are known."""
-    runs = fit.runs.reindex(columns=["global_batch_size", "learning_rate"])
-    sizes = fit.batches["global_batch_size"].iloc[[0, -1]]
-    ends = [runs.loc[runs["global_batch_size"].eq(size), "learning_rate"] for size in sizes]
-    if any(end.isna().any() or end.nunique() != 1 for end in ends):
+    sizes = fit.batches["global_batch_size"]
+    at_ends = fit.runs["global_batch_size"].isin([sizes.min(), sizes.max()])
+    rates = column_of(fit.runs, "learning_rate")[at_ends]
+    if rates.isna().any():
         return ""
-    texts = [*dict.fromkeys(significant(end.iloc[0], 3) for end in ends)]
+    texts = [*dict.fromkeys(significant(rate, 3) for rate in rates.unique())]
     most = _most_rates(fit)
     best = f", the best of {most:g}" if most > 1 else ""
     if len(texts) == 1:
@@ -263,10 +266,9 @@ def _over_readings(estimate: Estimate) -> str:
 
 
 def _choose_target(
-    number: int, label: str, reaches: pd.DataFrame, fits: dict[float, TradeoffFit]
+    number: int, label: str, rows: dict[float, pd.DataFrame], fits: dict[float, TradeoffFit]
 ) -> GroupFits:
     """Choose the headline target, and check its estimates against their other readings."""
-    rows = {target: reaches[reaches["target_loss"] == target] for target in fits}
     whys = {target: why_unsettled(target_rows) for target, target_rows in rows.items()}
     early = {target: early_crossings(target_rows) for target, target_rows in rows.items()}
     # Chosen without looking at the estimates, which would favour some of them.
@@ -276,7 +278,9 @@ def _choose_target(
         key=lambda target: (len(fits[target].batches), -target if settled else target),
     )
     fit, unsettled = fits[main], whys[main]
-    headlines = _estimates(fit)
+    sizes = fit.batches["global_batch_size"]
+    ends = sizes.min(), sizes.max()
+    headlines = _estimates(fit, ends)
     if unsettled is not None:
         where = "" if math.isinf(main) else f" at {main:g}"
         headlines = {
@@ -284,14 +288,20 @@ def _choose_target(
             for name, e in headlines.items()
         }
         return GroupFits(number, label, fits, main, early, unsettled, headlines)
-    ends = tuple(fit.batches["global_batch_size"].iloc[[0, -1]]) if len(fit.batches) else None
-    others = _other_fits(fit, rows[main])
-    readings = {name: _estimates(other, ends) for name, other in others.items()}
+    # The batch sizes of the fit at their first crossings, and by each half of the seeds.
+    fitted_rows = rows[main][rows[main]["global_batch_size"].isin(sizes)]
+    first = at_first_crossing(fitted_rows)
+    tables = dict(halves_of_seeds(fitted_rows))
+    if first is not None and not first["steps_to_target"].equals(fitted_rows["steps_to_target"]):
+        tables["at the first crossing"] = first
+    readings = {
+        name: _estimates(fit_tradeoff(table, form=fit.form), ends) for name, table in tables.items()
+    }
     easier = min((target for target in settled if target > main), default=None)
     if easier is not None:
         estimates = _estimates(fits[easier], ends).items()
         readings[f"at a loss of {easier:g}"] = {n: e for n, e in estimates if n not in _OF_A_TARGET}
-    checked_estimates = {
+    headlines = {
         name: under_readings(
             estimate,
             [
@@ -302,19 +312,7 @@ def _choose_target(
         )
         for name, estimate in headlines.items()
     }
-    return GroupFits(number, label, fits, main, early, None, checked_estimates)
-
-
-def _other_fits(fit: TradeoffFit, reaches: pd.DataFrame) -> dict[str, TradeoffFit]:
-    """Fit the batch sizes of a fit to their first crossings, and to each half of the seeds."""
-    fitted_rows = reaches[reaches["global_batch_size"].isin(fit.batches["global_batch_size"])]
-    if fitted_rows.empty:
-        return {}
-    first = at_first_crossing(fitted_rows)
-    tables = dict(halves_of_seeds(fitted_rows))
-    if first is not None and not first["steps_to_target"].equals(fitted_rows["steps_to_target"]):
-        tables["at the first crossing"] = first
-    return {name: fit_tradeoff(table, form=fit.form) for name, table in tables.items()}
+    return GroupFits(number, label, fits, main, early, None, headlines)
 
 
 def _left_out(fit: TradeoffFit) -> str:
@@ -337,63 +335,48 @@ def _left_out(fit: TradeoffFit) -> str:
 
 def _by_form(fit: TradeoffFit) -> list[str]:
     """Set both forms side by side, and say which is trusted."""
-    free, two = fit.of_form("free_exponent"), fit.of_form("two_term")
-    if free is None or two is None:
+    free, two = fit.by_form["free_exponent"], fit.by_form["two_term"]
+    if not free.is_fitted:
         return []
     return [
         f"With the exponent free, {FORMULAS['free_exponent']}, it is "
         f"{free.critical_batch_size.text()} samples and the exponent {free.exponent.text()}; with "
         f"the exponent taken for 1, {FORMULAS['two_term']}, {two.critical_batch_size.text()} "
-        f"samples. The first is {free.trust}; the second {two.trust}."
+        "samples. The first is trusted, for its interval holds whether or not the exponent is 1; "
+        "the second holds only if the exponent is 1."
     ]
 
 
 def _behind(fit: TradeoffFit, critical: Estimate) -> str:
-    sizes = f"{len(fit.batches)} batch sizes"
-    note = (fit.critical_batch_size.note or "").removesuffix(fit.misfit or "").removesuffix("; ")
+    sizes, few = f"{len(fit.batches)} batch sizes", few_seeds(fit)
     if critical.readings:
         return f"{critical.method}, over {fit.n_seeds} seeds at {sizes}"
-    if note:
-        return f"{sizes}; {note}"
-    return f"{LEVEL * 100:g} % interval over {fit.n_seeds} seeds at {sizes}"
+    return (
+        f"{sizes}; {few}"
+        if few
+        else f"{LEVEL * 100:g} % interval over {fit.n_seeds} seeds at {sizes}"
+    )
 
 
-def _pictures(
-    group_fits: list[GroupFits], noise_scales: pd.DataFrame | None, steps: Chart | None
-) -> list[Chart]:
-    scales = {group.label: _of_group(noise_scales, group) for group in group_fits}
-    typical = {label: _typical(rows)[0] for label, rows in scales.items() if rows is not None}
-    charts = [steps, critical_batch_chart(group_fits, typical)]
-    return [chart for chart in charts if chart is not None]
-
-
-def _estimates(fit: TradeoffFit, ends: tuple[float, float] | None = None) -> dict[str, Estimate]:
+def _estimates(fit: TradeoffFit, ends: tuple[float, float]) -> dict[str, Estimate]:
     """Return the trusted estimates, the ratios over the range, and those at exponent 1."""
     estimates = {name: getattr(fit, name) for name in _HEADLINES}
-    ratios = None if fit.fitted is None else ends_of_range(fit.fitted.measurements, ends)
+    ratios = ends_of_range(fit.measurements, ends) if fit.is_fitted else None
     if ratios is not None:
         estimates |= {"steps_ratio": ratios[0], "samples_ratio": ratios[1]}
     two = fit.of_form("two_term")
-    if two is not None and two.contradiction is None:
-        estimates["critical_batch_size_two_term"] = two.critical_batch_size
     if two is not None:
+        if two.contradiction is None:
+            estimates["critical_batch_size_two_term"] = two.critical_batch_size
         estimates["e_min"] = two.fewest_samples
     return estimates
 
 
-def _of_group(noise_scales: pd.DataFrame | None, group: GroupFits) -> pd.DataFrame | None:
-    """Select the noise scales of the cells of a fit."""
+def _typical_scale(noise_scales: pd.DataFrame | None, group: GroupFits) -> tuple[float, int]:
+    """Return the geometric mean over the batch sizes of a fit, and the number of those known."""
     if noise_scales is None or noise_scales.empty:
-        return None
-    group_scales = noise_scales[noise_scales["group"] == group.number]
-    return group_scales[group_scales["cell"].isin(group.fit.runs["cell"])]
-
-
-def _typical(noise_scales: pd.DataFrame) -> tuple[float, int]:
-    """Geometric mean over the batch sizes at which it is identified, and their number."""
-    # A scale without an interval counts; one without an upper end is not identified.
-    is_identified = noise_scales["estimate"].gt(0) & ~np.isinf(noise_scales["high"])
-    usable = noise_scales[is_identified]
-    logs = np.log(usable["estimate"].astype(float))
-    means = logs.groupby(usable["global_batch_size"]).mean()
+        return math.nan, 0
+    is_of_fit = noise_scales["cell"].isin(group.fit.runs["cell"])
+    scales = noise_scales[is_of_fit & noise_scales["group"].eq(group.number)]
+    means = logarithm(scales["estimate"]).groupby(scales["global_batch_size"]).mean()
     return math.exp(means.mean()), len(means)

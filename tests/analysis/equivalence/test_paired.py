@@ -166,8 +166,10 @@ def test_steps_to_target_are_compared_in_logarithms(swept):
     assert steps["mean_difference"].tolist() == pytest.approx([0.001, 0.002], abs=1e-4)
     assert steps["margin"].tolist() == [0.02, 0.02]
     assert steps["verdict"].tolist() == ["equivalent"] * 2
+    # One cut missed it: only the easier target that all of them reached counts.
     reaches.loc[reaches["cell"] == 1, ["outcome", "steps_to_target"]] = ["censored", math.nan]
-    steps = judge_equivalence(paired_differences(cells, reaches))
-    steps = steps[steps["quantity"] == "log_steps_to_target"].sort_values("cell")
-    assert steps["reason"].tolist()[0] == "3 of 3 pairs have no finite difference"
-    assert steps["verdict"].tolist() == ["not identified", "equivalent"]
+    easier = reaches.assign(target_loss=2.8, outcome="reached", steps_to_target=50.0)
+    judged = judge_equivalence(paired_differences(cells, pd.concat([reaches, easier])))
+    steps = judged[judged["quantity"] == "log_steps_to_target"]
+    assert steps["target_loss"].tolist() == [2.8, 2.8]
+    assert steps["mean_difference"].tolist() == [0, 0]

@@ -14,7 +14,6 @@ from batchscape.analysis.noise_scale import estimate as estimate_module
 from batchscape.analysis.noise_scale.estimate import (
     NOT_IDENTIFIED,
     _interval,
-    _Units,
     cell_noise_scales,
     fieller_interval,
     noise_scale_curves,
@@ -103,7 +102,7 @@ def variance_of_code(weights):
     def of(*places):
         values = np.zeros((n, 2))
         values[list(places), 0] = 1.0
-        _interval(_Units(values, weights))
+        _interval(values, weights)
         return calls[-1][0]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -284,7 +283,7 @@ def test_few_runs_of_a_skewed_population_cover_their_scale(n):
     covered = alone = 0
     for _ in range(draws):
         values = np.exp(rng.standard_normal((n, 2)) * [1.0, 0.1])
-        low, high = _interval(_Units(values, None))
+        low, high = _interval(values, None)
         covered += low <= truth <= high
         low, high = fieller_interval(values.mean(axis=0), np.cov(values.T) / n, n - 1)
         alone += low <= truth <= high
@@ -303,7 +302,7 @@ def test_coverage_of_a_moving_average(drift):
     drawn = sampled(rng, n * draws, 300.0, np.tile(signal, draws), every=1)
     covered = 0
     for rows in np.split(noise_samples(drawn)[["noise", "signal"]].to_numpy(), draws):
-        low, high = _interval(_Units(rows, weights))
+        low, high = _interval(rows, weights)
         covered += low <= truth <= high
     assert stats.binom.ppf(0.001, draws, 0.945) <= covered <= stats.binom.ppf(0.999, draws, 0.955)
 

@@ -17,17 +17,15 @@ LEVEL = 0.95
 def fitted(x, values):
     """Log critical batch sizes of sweeps, shape (sweeps, batch sizes, seeds)."""
     means = values.mean(axis=2)
-    data = Data(x, means, np.ones_like(means))
+    data = Data(x, means)
     return fit_form(data, "two_term")[0][:, 1]
 
 
 def score(x, values):
     means = values.mean(axis=2)
-    data = Data(x, means, np.ones_like(means))
+    data = Data(x, means)
     theta = fit_form(data, "two_term")[0]
-    low, high = intervals(
-        data, noise_of(values), theta, PATHS["two_term"]["critical_batch_size"], level=LEVEL
-    )
+    low, high = intervals(data, noise_of(values), theta, PATHS["two_term"]["critical_batch_size"])
     return theta[:, 1] + low, theta[:, 1] + high
 
 

@@ -26,7 +26,7 @@ NOISY_QUADRATIC = tuple(2**k for k in range(9))
 
 
 def fitted(batches, log_steps, form="two_term"):
-    data = Data(np.log(batches), log_steps, np.ones_like(log_steps))
+    data = Data(np.log(batches), log_steps)
     return data, fit_form(data, form)[0]
 
 
@@ -43,7 +43,7 @@ def coverages(batches, values, truth, form="two_term"):
     true, estimates = quantities(truth), quantities(theta)
     covered = {}
     for name, path in PATHS[form].items():
-        low, high = intervals(data, noise, theta, path, 0.95)
+        low, high = intervals(data, noise, theta, path)
         inside = (estimates[name] + low <= true[name]) & (true[name] <= estimates[name] + high)
         covered[name] = inside.mean()
         if name == "critical_batch_size":

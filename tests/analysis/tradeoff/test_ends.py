@@ -42,7 +42,8 @@ def test_the_ratio_covers_the_noiseless_one(seeds, noise):
     nothing = pd.DataFrame()
     covered = []
     for steps, first_steps in zip(log_good, log_first, strict=True):
-        ratios = ends_of_range(Measurements(sizes, steps, nothing, first_steps, nothing, ()))
+        measurements = Measurements(sizes, steps, nothing, first_steps, nothing, ())
+        ratios = ends_of_range(measurements, (8.0, 128.0))
         assert ratios is not None
         assert ratios[0].value * ratios[1].value == pytest.approx(16)
         covered.append(ratios[0].low <= TRUTH <= ratios[0].high)

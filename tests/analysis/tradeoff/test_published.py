@@ -84,6 +84,5 @@ def test_noise_scale_is_compared_by_its_ratio():
     assert (noise / critical).min() == 0.05
     assert (noise / critical).max() == 8
     fit = fits()[85]
-    scales = pd.DataFrame({"estimate": [219.06], "high": [300.0], "global_batch_size": [64]})
-    sentence = noise_scale_sentence(fit.critical_batch_size, scales, len(BATCHES))
+    sentence = noise_scale_sentence(fit.critical_batch_size, 219.06, 1, len(BATCHES))
     assert "0.10 times" in sentence

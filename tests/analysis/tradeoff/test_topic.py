@@ -9,7 +9,6 @@ from ground_truth import noisy_log_steps, sweep_table
 from scipy import stats
 
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
-from batchscape.analysis.tradeoff.targets import curve_of_fits, fit_targets
 from batchscape.analysis.tradeoff.topic import tradeoff_section
 
 BATCHES = np.array([8.0, 16, 32, 64, 128, 256, 512])
@@ -34,19 +33,18 @@ def section(reaches):
         reaches.assign(cell=0),
         noise_scales=pd.DataFrame(
             {
-                "estimate": [90.0, 40.0],
-                "high": [200.0, math.inf],
+                "estimate": [90.0],
                 "group": 0,
                 "cell": 0,
-                "global_batch_size": [8, 16],
+                "global_batch_size": [8],
             }
         ),
         warnings=["The learning rate was not tuned."],
     )
 
 
-def test_curve_has_the_fit_of_each_target(reaches):
-    curve = curve_of_fits(fit_targets(reaches)).set_index("target_loss")
+def test_curve_has_the_fit_of_each_target(section, reaches):
+    curve = section.tables[0].frame.set_index("target_loss")
     assert list(curve.index) == [3.0, 2.5, 2.0]
     for target, rows in reaches.groupby("target_loss"):
         fit = fit_tradeoff(rows)
@@ -72,7 +70,6 @@ def test_section_answers_first_with_definition_and_interval(section, reaches):
     assert "mccandlish" in section.answer[0]
     assert "range over fair readings, in place of an interval" in section.answer[0]
     assert section.warnings[0] == "The learning rate was not tuned."
-    # The scale without an upper end does not count.
     ratio = 90 / fit.critical_batch_size.value
     assert f"is {ratio:.2f} times that" in section.answer[-1]
 
@@ -126,8 +123,7 @@ def test_a_form_that_does_not_fit_is_said_first(reaches):
     assert fit.lack_of_fit_p < 0.05
     assert "does not fit these runs (p = " in report.answer[0]
     assert "does not fit" in report.headlines["critical_batch_size"].note
-    curve = curve_of_fits(fit_targets(rows, form="two_term"))
-    assert curve["note"].str.contains("does not fit").all()
+    assert report.tables[0].frame["note"].str.contains("does not fit").all()
     assert fit_tradeoff(reaches[reaches["target_loss"] == 2]).critical_batch_size.note is None
 
 
@@ -155,7 +151,6 @@ def test_noise_scales_are_of_the_runs_of_the_fit_and_count_once_a_batch(reaches)
     scales = pd.DataFrame(
         {
             "estimate": [10.0, 30.0, 120.0, 1e6],
-            "high": [1e3, 1e3, math.nan, 1e9],  # unknown, it counts
             "group": 0,
             "cell": [0, 1, 2, 3],
             "global_batch_size": [8, 16, 16, 16],

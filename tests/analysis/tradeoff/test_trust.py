@@ -27,9 +27,9 @@ def log_steps(exponent, batches):
 def covered(form, batches, values):
     """Share of sweeps whose interval holds the critical batch size, and its median length."""
     means = values.mean(axis=2)
-    data = Data(np.log(batches), means, np.ones_like(means))
+    data = Data(np.log(batches), means)
     theta, _ = fit_form(data, form)
-    low, high = intervals(data, noise_of(values), theta, PATHS[form]["critical_batch_size"], 0.95)
+    low, high = intervals(data, noise_of(values), theta, PATHS[form]["critical_batch_size"])
     away = math.log(CRITICAL) - theta[:, 1]
     return np.mean((low <= away) & (away <= high)), np.median(high - low)
 
@@ -137,7 +137,7 @@ def test_one_seed_errs_less_at_worst_with_a_free_exponent():
     worst = dict.fromkeys(("two_term", "free_exponent"), 0.0)
     for exponent in (1, 0.95, 0.9, 0.85, 1.1):
         means = sweeps(exponent, batches, 1, 0.05, 400)[:, :, 0]
-        data = Data(np.log(batches), means, np.ones_like(means))
+        data = Data(np.log(batches), means)
         for form in worst:
             error = fit_form(data, form)[0][:, 1] - math.log(CRITICAL)
             worst[form] = max(worst[form], float(np.sqrt(np.mean(error**2))))

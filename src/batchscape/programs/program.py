@@ -98,8 +98,7 @@ class Program:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            msg = f"the program cannot be started in {folder}: {error}"
-            raise LaunchError(msg) from None
+            raise LaunchError(f"the program cannot be started in {folder}: {error}") from None
         self._buffer = b""
         self.end: ProgramEnd | None = None
         """How it ended; None while it runs."""
@@ -107,8 +106,7 @@ class Program:
         if first_message is None or "error" in first_message:
             self.close()
             problem = "its guard died" if first_message is None else first_message["error"]
-            msg = f"the program {argv[0]} cannot be started: {problem}"
-            raise LaunchError(msg)
+            raise LaunchError(f"the program {argv[0]} cannot be started: {problem}")
         self.pid = int(first_message["pid"])
         """Process id of the program."""
 

@@ -21,11 +21,10 @@ def check_program(command: Command) -> None:
     _check_first_word(command, folder)
     script = _script(command)
     if script is not None and not _is_file(folder / script):
-        msg = (
+        raise ConfigError(
             f"engine.argv: there is no script {script} in {folder.absolute()}; a path there is "
             "below engine.cwd, by default the folder that batchscape is called in"
         )
-        raise ConfigError(msg)
 
 
 def _check_first_word(command: Command, folder: Path) -> None:
@@ -34,12 +33,11 @@ def _check_first_word(command: Command, folder: Path) -> None:
         return
     path = command.environment.get("PATH")
     if shutil.which(str(folder / program) if "/" in program else program, path=path) is None:
-        msg = (
+        raise ConfigError(
             f"engine.argv: {program} is no program that may be executed, in {folder.absolute()} "
             "or on the PATH; give its path, make it executable (chmod +x), or start a Python "
             "script with {python}"
         )
-        raise ConfigError(msg)
 
 
 def _script(command: Command) -> str | None:
@@ -69,8 +67,7 @@ def command_source_hash(command: Command) -> str | None:
 def _folder(command: Command) -> Path:
     folder = Path(command.cwd or ".").expanduser()
     if not folder.is_dir():
-        msg = f"engine.cwd={command.cwd}: there is no such folder"
-        raise ConfigError(msg)
+        raise ConfigError(f"engine.cwd={command.cwd}: there is no such folder")
     return folder
 
 

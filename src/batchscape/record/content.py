@@ -46,8 +46,9 @@ def hash_of_files(entries: Iterable[str], folder: Path, setting: str) -> str | N
                 name = file.relative_to(path).as_posix()
                 digest.update(f"{entry}\0{name}\0{sha256_of(file)}\0".encode())
         except OSError as error:
-            msg = f"{setting}: {entry} cannot be read in {folder}: {error.strerror or error}"
-            raise ConfigError(msg) from None
+            raise ConfigError(
+                f"{setting}: {entry} cannot be read in {folder}: {error.strerror or error}"
+            ) from None
     return digest.hexdigest()[:16] if distinct else None
 
 
@@ -55,8 +56,7 @@ def _files(path: Path, entry: str, setting: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        msg = f"{setting}: there is no file or folder {entry} in {path.parent}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{setting}: there is no file or folder {entry} in {path.parent}")
     files = []
     for file in path.rglob("*"):
         parts = file.relative_to(path).parts
@@ -65,9 +65,8 @@ def _files(path: Path, entry: str, setting: str) -> list[Path]:
         if file.is_file():
             files.append(file)
         if len(files) > _MOST_FILES:
-            msg = (
+            raise ConfigError(
                 f"{setting}: {entry} has more than {_MOST_FILES} files, each of which would be "
                 "read to name the runs; name those that decide the training"
             )
-            raise ConfigError(msg)
     return sorted(files)

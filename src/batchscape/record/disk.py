@@ -209,5 +209,6 @@ def check_usable(sweep: SweepFolder) -> None:
     except OSError as error:
         trouble = str(disk_error(error, path))
     if trouble is not None:
-        msg = f"{path} cannot be used: {trouble}; give a sweep_dir that can be written to"
-        raise LaunchError(msg)
+        raise LaunchError(
+            f"{path} cannot be used: {trouble}; give a sweep_dir that can be written to"
+        )

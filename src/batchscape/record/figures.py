@@ -48,12 +48,11 @@ class Figure:
         """Refuse a reduction that `record.summary` does not have."""
         if self.reduction not in get_args(Reduction):
             reductions = ", ".join(one for one in get_args(Reduction) if one)
-            msg = (
+            raise ValueError(
                 f"a figure reduces its column by one of: {reductions}; given {self.reduction!r} "
                 f"({self.meaning}). Choose one of these, or add the reduction to "
                 "`record/figures.py` and `record/summary.py`"
             )
-            raise ValueError(msg)
 
 
 class FigureColumn(NamedTuple):

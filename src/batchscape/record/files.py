@@ -53,8 +53,7 @@ class Tail:
         try:
             return [parse_row(line) for line in lines.split(b"\n")[:-1]]
         except ValueError as error:
-            msg = f"{self._path} is damaged: {error}"
-            raise DamageError(msg) from None
+            raise DamageError(f"{self._path} is damaged: {error}") from None
 
 
 _TAIL_BYTES = 1 << 14
@@ -150,14 +149,11 @@ def read_json(path: Path) -> dict[str, Any]:
         with path.open("rb", buffering=0) as file:
             return parse_row(file.read())
     except FileNotFoundError:
-        msg = f"{path} is missing"
-        raise DamageError(msg) from None
+        raise DamageError(f"{path} is missing") from None
     except (ValueError, RecursionError) as error:
-        msg = f"{path} is damaged: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{path} is damaged: {error}") from None
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise RecordError(msg) from None
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -171,11 +167,10 @@ def read_record(path: Path) -> dict[str, Any]:
     content = read_json(path)
     version = content.pop("format_version", None)
     if version != FORMAT_VERSION:
-        msg = (
+        raise RecordError(
             f"{path} has format version {version}; this batchscape reads version {FORMAT_VERSION}. "
             "Use the batchscape that wrote it, or another sweep_dir"
         )
-        raise RecordError(msg)
     return content
 
 
@@ -198,8 +193,7 @@ def read_sealed(path: Path, seal_entry: Mapping[str, Any]) -> bytes:
     except FileNotFoundError:
         content = b""
     if hashlib.sha256(content).hexdigest() != seal_entry["sha256"]:
-        msg = f"{path} is missing or differs from what was sealed"
-        raise DamageError(msg)
+        raise DamageError(f"{path} is missing or differs from what was sealed")
     return content
 
 
@@ -213,8 +207,7 @@ def parse_row(text: bytes) -> dict[str, Any]:
     """
     content = json.loads(text)
     if not isinstance(content, dict):
-        msg = f"a JSON object is expected, found {type(content).__name__}"
-        raise ValueError(msg)
+        raise ValueError(f"a JSON object is expected, found {type(content).__name__}")
     return content
 
 
@@ -303,14 +296,12 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 try:
                     row = parse_row(line)
                 except (ValueError, RecursionError) as error:
-                    msg = f"{path} is damaged in line {number}: {error}"
-                    raise DamageError(msg) from None
+                    raise DamageError(f"{path} is damaged in line {number}: {error}") from None
                 yield row
     except FileNotFoundError:
         return
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise RecordError(msg) from None
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
@@ -338,8 +329,7 @@ def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
     try:
         return parse_row(lines[-1]) if lines else {}
     except ValueError as error:
-        msg = f"{path} is damaged in its last line: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{path} is damaged in its last line: {error}") from None
 
 
 def end_of(path: Path, max_bytes: int, since: int = 0) -> bytes:

@@ -50,14 +50,11 @@ def read_sketch(folder: RunFolder) -> NDArray[np.float64] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise RecordError(msg) from None
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from None
     try:
         sketch = np.load(BytesIO(content), allow_pickle=False)
     except Exception as error:  # noqa: BLE001  (a header is parsed as Python: all kinds are raised)
-        msg = f"{path} is damaged: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{path} is damaged: {error}") from None
     if sketch.dtype != np.float64 or sketch.ndim != 1:
-        msg = f"{path} is damaged: a row of float64 numbers is expected"
-        raise DamageError(msg)
+        raise DamageError(f"{path} is damaged: a row of float64 numbers is expected")
     return np.asarray(sketch)

@@ -292,8 +292,7 @@ def overview(sweep: SweepFolder) -> Overview:
         planned = []  # the plan is derived: a damaged one counts for nothing
     folders = sweep.run_folders()
     if not folders and not planned:
-        msg = no_runs(sweep.path)
-        raise RecordError(msg)
+        raise RecordError(no_runs(sweep.path))
     runs = read_each(run_progress, folders, sweep.path)
     names = {run.run_id for run in runs}
     runs += [RunProgress(name, str(Status.PENDING)) for name in planned if name not in names]

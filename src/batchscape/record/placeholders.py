@@ -148,8 +148,7 @@ def placeholder_values(config: RunConfig, stages: Sequence[Stage]) -> dict[str, 
     for name in names:
         if name in values and values[name] is None:
             key = next((key for key, by in _PLACEHOLDERS_OF_SETTING.items() if name in by), name)
-            msg = f"engine.argv names {{{name}}}, but {key} is null; give it a value"
-            raise ConfigError(msg)
+            raise ConfigError(f"engine.argv names {{{name}}}, but {key} is null; give it a value")
     return values
 
 
@@ -192,11 +191,10 @@ def _in_steps(name: str, key: str, samples: int | None, batch: int) -> int | Non
     if samples is None:
         return None
     if samples % batch:
-        msg = (
+        raise ConfigError(
             f"{{{name}}} needs {key} to be a multiple of the global batch {batch}; given "
             f"{samples}; use {near_multiples(samples, batch)}"
         )
-        raise ConfigError(msg)
     return samples // batch
 
 
@@ -205,12 +203,11 @@ def _check_names(names: Iterable[str], valid: Sequence[str]) -> None:
         if name not in valid:
             hint = did_you_mean([f"{{{near}}}" for near in near_names(name, valid)])
             listing = ", ".join(n for n in dict.fromkeys((*PLACEHOLDERS, *valid)) if "." not in n)
-            msg = (
+            raise ConfigError(
                 f"engine.argv: there is no placeholder {{{name}}}{hint} Known: {listing}; settings "
                 f"by their keys, such as {{optimizer.weight_decay}}; and your own, with "
                 f"+engine.values.{name.replace('.', '_')}=VALUE"
             )
-            raise ConfigError(msg)
 
 
 def _is_in_group(key: str, group: str) -> bool:
@@ -219,6 +216,5 @@ def _is_in_group(key: str, group: str) -> bool:
 
 def _command(config: RunConfig) -> Command:
     if not isinstance(config.engine, Command):
-        msg = f"engine={config.engine.name} has no command"
-        raise AssertionError(msg)
+        raise AssertionError(f"engine={config.engine.name} has no command")
     return config.engine

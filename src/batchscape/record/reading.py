@@ -63,11 +63,9 @@ def run_row(folder: RunFolder, status: RunStatus) -> dict[str, Any]:
     try:
         return _row(folder, status, config)
     except KeyError as error:
-        msg = f"{folder.config} is damaged: it lacks {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{folder.config} is damaged: it lacks {error}") from None
     except (AttributeError, IndexError, TypeError, ValueError) as error:
-        msg = f"{folder.config} is damaged: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{folder.config} is damaged: {error}") from None
 
 
 def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,8 +245,7 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
             }
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        msg = f"{folder.lines(table)} is damaged: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{folder.lines(table)} is damaged: {error}") from None
 
 
 def _scan(runs: Sequence[RunRead], schemas: Mapping[str, pl.Schema]) -> dict[str, pl.DataFrame]:
@@ -284,14 +281,12 @@ def _rows(table: str, runs: Sequence[RunRead], schema: pl.Schema) -> pl.DataFram
                 parts += [pl.from_pandas(rows[list(schema)]).cast(schema) for rows in lines]
         rows, n_sealed = pl.concat(parts), sum(run.counts.get(table, 0) for run in runs)
         if len(rows) != n_sealed:
-            msg = f"it holds {len(rows)} rows, and {n_sealed} were sealed"
-            raise pl.exceptions.ShapeError(msg)
+            raise pl.exceptions.ShapeError(f"it holds {len(rows)} rows, and {n_sealed} were sealed")
     except pl.exceptions.PolarsError as error:
         if len(runs) > 1:
             for run in runs:
                 _rows(table, [run], schema)  # the error names the run that does not fit
-        msg = f"{runs[0].folder}: {table}.parquet does not fit: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{runs[0].folder}: {table}.parquet does not fit: {error}") from None
     return rows
 
 
@@ -328,18 +323,16 @@ def _read(folder: RunFolder, columns_by_table: ColumnNames) -> RunRead:
         file = content_of_file.get(folder.parquet(table).name)
         if file is not None:
             if table not in status.rows:
-                msg = f"{folder.status} is damaged: it counts no rows of {table}"
-                raise DamageError(msg)
+                raise DamageError(f"{folder.status} is damaged: it counts no rows of {table}")
             run.counts[table] = status.rows[table]
             run.sources[table] = file
             continue
         rows = open_rows(folder, table) if folder.lines(table).exists() else None
         if rows is None and folder.parquet(table).exists():
-            msg = (
+            raise DamageError(
                 f"{folder.parquet(table)} has no seal in {folder.status.name}, and "
                 f"{folder.lines(table).name} is missing; delete {folder.path} to run it again"
-            )
-            raise DamageError(msg)  # the run may be being sealed, and is read again
+            )  # the run may be being sealed, and is read again
         run.counts[table] = 0 if rows is None else len(rows)
         if rows is not None:
             run.sources[table] = rows

@@ -209,8 +209,7 @@ class RunSpec:
                 timed_steps=resolved.get("timed_steps"),
             )
         except (KeyError, TypeError, ValueError) as error:
-            msg = f"{path} is damaged: {error}"
-            raise DamageError(msg) from None
+            raise DamageError(f"{path} is damaged: {error}") from None
 
 
 def next_timing_repeat(sweep: SweepFolder) -> int:

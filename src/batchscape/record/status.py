@@ -299,5 +299,4 @@ def _parse(kind: type[_End], path: Path, content: dict[str, Any]) -> _End:
             content["attempts"] = [Attempt(**attempt) for attempt in content["attempts"]]
         return kind(**content)
     except (TypeError, ValueError) as error:
-        msg = f"{path} is damaged: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{path} is damaged: {error}") from None

@@ -129,8 +129,7 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
         _to_float(_increments(steps[name])[is_timed].sum()) for name in ("tokens", "samples")
     )
     if samples is None:
-        msg = "a row has a time and no samples"
-        raise ValueError(msg)
+        raise ValueError("a row has a time and no samples")
     is_followed = is_measured & ~np.isnan(gap_s)
     gaps_s, stepping_s = _sum(gap_s[is_followed]), float(np.nansum(step_time_s[is_followed]))
     return _reduce_columns("steps", steps[is_last], {"median"}) | {

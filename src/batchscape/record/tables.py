@@ -80,8 +80,7 @@ def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
     try:
         return pd.read_parquet(io.BytesIO(content))
     except (OSError, ValueError) as error:
-        msg = f"{sealed} is damaged: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{sealed} is damaged: {error}") from None
 
 
 def seal(folder: RunFolder, status: RunStatus, data_parallel_size: int) -> None:
@@ -164,16 +163,16 @@ def note_rows(
             earlier_steps = _steps_before(tables["steps"], len(status.attempts) - 1)
             status.attempts[-1].from_optimizer_step = earlier_steps
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
-        raise DamageError(msg) from error
+        raise DamageError(
+            f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
+        ) from error
     return tables
 
 
 def _steps_before(steps: pd.DataFrame, attempt: int) -> int:
     """Return the optimizer steps done before an attempt, by the rows that it kept."""
     if steps[["attempt", "optimizer_step"]].isna().any(axis=None):
-        msg = "a row lacks its attempt or optimizer step"
-        raise ValueError(msg)
+        raise ValueError("a row lacks its attempt or optimizer step")
     attempt_steps = steps.loc[steps["attempt"] == attempt, "optimizer_step"]
     if len(attempt_steps):
         return int(attempt_steps.iloc[0]) - 1
@@ -257,8 +256,7 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
     for sweep_dir in distinct.values():
         run_folders = SweepFolder(sweep_dir).run_folders()
         if not run_folders:
-            msg = no_runs(sweep_dir)
-            raise RecordError(msg)
+            raise RecordError(no_runs(sweep_dir))
         folders += run_folders
         sweeps += [str(sweep_dir)] * len(run_folders)
     runs, columns_read = read_folders(folders, columns_by_table)
@@ -294,11 +292,10 @@ def _refuse_copies(runs: Sequence[RunRead]) -> None:
     originals: dict[tuple[str, ...], str] = {}
     for run in runs:
         if run.identity is not None and run.identity in originals:
-            msg = (
+            raise RecordError(
                 f"{run.folder} is a copy of {originals[run.identity]}, and would count twice: "
                 "remove one of them, or leave its sweep folder out"
             )
-            raise RecordError(msg)
         if run.identity is not None:
             originals[run.identity] = run.folder
 
@@ -306,12 +303,12 @@ def _refuse_copies(runs: Sequence[RunRead]) -> None:
 def _column_names(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     for table, names in columns.items():
         if table not in COLUMNS:
-            msg = f"there is no table {table}, only {', '.join(COLUMNS)}"
-            raise RecordError(msg)
+            raise RecordError(f"there is no table {table}, only {', '.join(COLUMNS)}")
         unknown = sorted(set(names) - set(COLUMNS[table]))
         if unknown:
-            msg = f"{table} has no column {', '.join(unknown)}, only {', '.join(COLUMNS[table])}"
-            raise RecordError(msg)
+            raise RecordError(
+                f"{table} has no column {', '.join(unknown)}, only {', '.join(COLUMNS[table])}"
+            )
     return {table: tuple(columns.get(table, COLUMNS[table])) for table in TABLES}
 
 

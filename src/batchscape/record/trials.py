@@ -67,12 +67,11 @@ def refuse_trials(sweep_dirs: Iterable[str | Path]) -> None:
     """
     for folder in map(Path, sweep_dirs):
         if SweepFolder(folder).space.exists():
-            msg = (
+            raise RecordError(
                 f"{folder} holds the trials of a search. They were chosen for good results, so "
                 "estimates from them would be biased. Report "
                 f"{folder.resolve().parent} instead: it has the grid around the best trials"
             )
-            raise RecordError(msg)
 
 
 def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
@@ -89,8 +88,9 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
     try:
         return pd.read_csv(path)
     except ValueError as error:
-        msg = f"{path} is damaged ({error}); the command of the search writes it anew"
-        raise RecordError(msg) from None
+        raise RecordError(
+            f"{path} is damaged ({error}); the command of the search writes it anew"
+        ) from None
 
 
 def read_grid_results(sweep: SweepFolder) -> list[dict[str, Any]]:

@@ -121,11 +121,10 @@ class ColumnReader(Reader):
         if steps:
             first_step = int(steps[0]["optimizer_step"])
             if self._first_step is not None and first_step > self._first_step:
-                msg = (
+                raise RecordError(
                     f"{self._path} has been written over and begins with optimizer step "
                     f"{first_step} now: let a program that goes on append to its log"
                 )
-                raise RecordError(msg)
             self._first_step = first_step
         sources: dict[str, str] = {}
         if (begin := self._steps.continued_from) is not None:
@@ -168,8 +167,7 @@ class JsonlReader(ColumnReader):
             entry = json.loads(line)
             self._keys |= entry.keys()
         except (ValueError, AttributeError):
-            msg = f"{where} is no JSON object: {line[:60]!r}"
-            raise RecordError(msg) from None
+            raise RecordError(f"{where} is no JSON object: {line[:60]!r}") from None
         values = {
             name: entry[key]
             for name, key in self._config.columns.items()
@@ -184,19 +182,19 @@ class JsonlReader(ColumnReader):
 
     def _check_end(self) -> None:
         if not self._count:
-            msg = f"{self._path} is empty or not there: the program logged nothing in it"
-            raise RecordError(msg)
+            raise RecordError(
+                f"{self._path} is empty or not there: the program logged nothing in it"
+            )
         absent_keys = [
             f"{key} ({name})"
             for name, key in self._config.columns.items()
             if name not in self._columns
         ]
         if absent_keys:
-            msg = (
+            raise RecordError(
                 f"no line of {self._path} has {', '.join(absent_keys)}; keys that it has: "
                 f"{', '.join(sorted(self._keys)[:40])}"
             )
-            raise RecordError(msg)
 
 
 _PATTERNS: dict[str, tuple[str, ...]] = {
@@ -237,8 +235,7 @@ class RegexReader(ColumnReader):
 
     def _check_end(self) -> None:
         for setting in self._patterns.keys() - self._matched_settings:
-            msg = (
+            raise RecordError(
                 f"metrics.{setting} matches no line of {self._path}: "
                 f"{getattr(self._config, setting)!r}"
             )
-            raise RecordError(msg)

@@ -103,21 +103,19 @@ class MetricRows:
         """Add a row; a second row of a step adds columns to the first."""
         step = int(row[_STEP_COLUMN])
         if step < least:
-            msg = (
+            raise RecordError(
                 f"{self._source}: an optimizer step should be at least {least}, got {step}; a "
                 "program that counts from 0 is read with engine.metrics.first_step=0 (jsonl, "
                 "regex), or tells the recorder one more"
             )
-            raise RecordError(msg)
         self._expected_steps.discard(step)
         if self._expected_steps and (skipped_step := min(self._expected_steps)) < step:
-            msg = (
+            raise RecordError(
                 f"{self._source}: optimizer step {skipped_step} was logged, then a lower "
                 f"one, and now {step} without it: {line.strip()[:_QUOTED_CHARACTERS]!r}; if lines "
                 "of something else are read as optimizer steps, let engine.metrics name what only "
                 "steps have"
             )
-            raise RecordError(msg)
         known_row = self._rows.get(step, {})
         if not self._is_restarted:
             self._refuse_other_numbers(row, line)
@@ -156,12 +154,11 @@ class MetricRows:
         """Return the last optimizer step, 0 where there is none yet."""
         last = max(self._last, 0)
         if last != len(self._rows):
-            msg = (
+            raise RecordError(
                 f"{where}: an evaluation without its optimizer step is of the one printed last, "
                 f"but only {len(self._rows)} of {last} steps were printed; let the program print "
                 "every step, or the step of an evaluation"
             )
-            raise RecordError(msg)
         return last
 
     def get(self, *, with_dropped: bool = False) -> list[Row]:
@@ -190,14 +187,13 @@ class MetricRows:
         for name in _differing_columns(known_row, row):
             lines = [text.strip()[:_QUOTED_CHARACTERS] for text in (self._lines[step], line)]
             quotes = f", in {lines[0]!r} and {lines[1]!r}" if any(lines) else ""
-            msg = (
+            raise RecordError(
                 f"{self._source}: optimizer step {step} comes again with another {name}, "
                 f"{known_row[name]:g} and then {row[name]:g}{quotes}: micro-batches, ranks, epochs "
                 "that count anew or two kinds of lines are read as optimizer steps; let the "
                 "program log each step and each evaluation once, or engine.metrics name what only "
                 "one kind has"
             )
-            raise RecordError(msg)
 
 
 def _shared_columns(earlier_row: Row, row: Row) -> list[str]:

@@ -31,15 +31,13 @@ def whole_lines(content: bytes) -> bytes:
 def content_of(path: Path) -> bytes:
     """Return what a file holds; nothing where it is not there."""
     if path.exists() and not path.is_file():  # to open a pipe would wait for its other end
-        msg = f"{path} is no regular file: metrics are read from files"
-        raise RecordError(msg)
+        raise RecordError(f"{path} is no regular file: metrics are read from files")
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise RecordError(msg) from None
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def as_float(value: object, where: str) -> float:
@@ -49,8 +47,7 @@ def as_float(value: object, where: str) -> float:
             return float(value)
         except (ValueError, OverflowError):
             pass
-    msg = f"{where} should be a number, got {value!r:.60}"
-    raise RecordError(msg)
+    raise RecordError(f"{where} should be a number, got {value!r:.60}")
 
 
 def as_count(value: object, where: str) -> int:
@@ -59,8 +56,7 @@ def as_count(value: object, where: str) -> int:
     number = as_float(str(value).replace(",", "") if has_thousands else value, where)
     # A float above 2**53 no longer tells neighbours apart.
     if not number.is_integer() or not 0 <= number <= 2**53:
-        msg = f"{where} should be a whole number from 0 on, got {value!r:.60}"
-        raise RecordError(msg)
+        raise RecordError(f"{where} should be a whole number from 0 on, got {value!r:.60}")
     return int(number)
 
 

@@ -40,11 +40,10 @@ class RecorderReader(Reader):
             for line in lines_of(whole_lines(content_of(path))):
                 self._take(path, line)
         if final and not any(rank.begins for rank in self._ranks.values()):
-            msg = (
+            raise RecordError(
                 f"{self._path} is empty: the program made no batchscape.recorder.Recorder (or "
                 f"runs in an environment without BATCHSCAPE_RUN_DIR)"
             )
-            raise RecordError(msg)
         return self._log()
 
     def _take(self, path: Path, line: str) -> None:
@@ -54,8 +53,9 @@ class RecorderReader(Reader):
             if kind in {"step", "evaluation"}:
                 int(event["optimizer_step"])
         except (ValueError, KeyError, AttributeError, TypeError):
-            msg = f"{path} is damaged: {line[:60]!r} is none of the recorder's lines"
-            raise DamageError(msg) from None
+            raise DamageError(
+                f"{path} is damaged: {line[:60]!r} is none of the recorder's lines"
+            ) from None
         rank = self._ranks.setdefault(path, _Rank())
         if kind == "begin":
             start = event.get("attempt", 0), event.get("restart", 0)

@@ -55,11 +55,10 @@ class TrainerStateReader(Reader):
             path, state = max(states.items(), key=lambda item: item[1]["global_step"])
             return self._log(state, path)
         if final:
-            msg = (
+            raise RecordError(
                 f"no {_FILE} in {self._path} or its checkpoints: call trainer.save_state() "
                 f"after trainer.train(), or name the output folder in metrics.path"
             )
-            raise RecordError(msg)
         return Log()
 
     def _states(self, *, final: bool) -> dict[Path, dict[str, Any]]:
@@ -78,8 +77,7 @@ class TrainerStateReader(Reader):
             except (ValueError, LookupError, TypeError, RecordError) as error:
                 # The Trainer may be in the midst of writing it.
                 if final:
-                    msg = f"{path} is no state of a Trainer: {error}"
-                    raise RecordError(msg) from None
+                    raise RecordError(f"{path} is no state of a Trainer: {error}") from None
         return states
 
     def _log(self, state: Mapping[str, Any], path: Path) -> Log:
@@ -118,8 +116,7 @@ class TrainerStateReader(Reader):
         if not keys or any(chosen in entry for entry in history):
             return chosen
         if self._eval_loss is not None:
-            msg = f"{path} has no {chosen}, but {', '.join(keys)}"
-            raise RecordError(msg)
+            raise RecordError(f"{path} has no {chosen}, but {', '.join(keys)}")
         if len(keys) > 1:
             sources["eval_loss"] = (
                 f"there is no held-out loss: the Trainer has several, {', '.join(keys)}; say which "

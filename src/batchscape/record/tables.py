@@ -31,6 +31,7 @@ from batchscape.record.summary import counts_tokens, summarise
 
 _UNFINISHED = "*.tmp"
 """Names that `record.files.write_atomically` and others give a file until it is complete."""
+_RUN_COLUMNS = ("run_id", "sweep_dir")
 _DAY_S = 86400.0
 """Longer than a write of a file takes, and than clocks differ."""
 
@@ -252,36 +253,32 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
     for sweep_dir in map(Path, sweep_dirs):
         distinct.setdefault(sweep_dir.resolve(), sweep_dir)
     folders: list[RunFolder] = []
-    sweeps: list[str] = []
     for sweep_dir in distinct.values():
         run_folders = SweepFolder(sweep_dir).run_folders()
         if not run_folders:
             raise RecordError(no_runs(sweep_dir))
         folders += run_folders
-        sweeps += [str(sweep_dir)] * len(run_folders)
-    runs, columns_read = read_folders(folders, columns_by_table)
+    runs, damaged, columns_read = read_folders(folders, columns_by_table)
     _refuse_copies(runs)
-    kept = [run.damage is None for run in runs]
-    rows = [
-        {"sweep_dir": sweep, **run.row}
-        for run, sweep, keep in zip(runs, sweeps, kept, strict=True)
-        if keep
-    ]
+    # Categories take no more memory than numbers.
+    names = {
+        name: pd.Categorical(texts, pd.Index(dict.fromkeys(texts), dtype=str))
+        for name in _RUN_COLUMNS
+        for texts in [[run.row[name] for run in runs]]
+    }
     return Tables(
-        runs=pd.DataFrame(rows),
+        runs=pd.DataFrame([run.row for run in runs]),
         attempts=pd.DataFrame(
             [
-                {"sweep_dir": sweep, "run_id": run.row["run_id"], **attempt}
-                for run, sweep in zip(runs, sweeps, strict=True)
+                {**{name: run.row[name] for name in _RUN_COLUMNS}, **vars(attempt)}
+                for run in runs
                 for attempt in run.attempts
             ],
             columns=["sweep_dir", "run_id", *(attribute.name for attribute in fields(Attempt))],
         ),
-        damaged={run.folder: run.damage for run in runs if run.damage is not None},
+        damaged=damaged,
         **{
-            table: _join(
-                columns_read[table], [run.counts.get(table, 0) for run in runs], kept, rows
-            )
+            table: _join(columns_read[table], [run.counts.get(table, 0) for run in runs], names)
             for table in TABLES
         },
     )
@@ -291,13 +288,12 @@ def _refuse_copies(runs: Sequence[RunRead]) -> None:
     """Refuse two run folders of one run, which would count twice."""
     originals: dict[tuple[str, ...], str] = {}
     for run in runs:
-        if run.identity is not None and run.identity in originals:
+        original = originals.setdefault(run.identity, run.folder)
+        if original != run.folder:
             raise RecordError(
-                f"{run.folder} is a copy of {originals[run.identity]}, and would count twice: "
+                f"{run.folder} is a copy of {original}, and would count twice: "
                 "remove one of them, or leave its sweep folder out"
             )
-        if run.identity is not None:
-            originals[run.identity] = run.folder
 
 
 def _column_names(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -315,19 +311,11 @@ def _column_names(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, 
 def _join(
     columns: Mapping[str, pd.api.extensions.ExtensionArray],
     counts: Sequence[int],
-    kept: Sequence[bool],
-    runs: Sequence[Mapping[str, Any]],
+    names: Mapping[str, pd.Categorical],
 ) -> pd.DataFrame:
-    """Add the run and the sweep of each row, and leave out the rows of runs that are not kept."""
-    lengths, keep = np.array(counts, dtype=np.int64), np.array(kept, dtype=bool)
-    if lengths[~keep].any():
-        chosen = np.repeat(keep, lengths)
-        columns = {name: column[chosen] for name, column in columns.items()}
-    names = {}
-    for name in ("run_id", "sweep_dir"):
-        # Categories take no more memory than numbers.
-        codes, texts = pd.factorize(np.array([run[name] for run in runs], dtype=object))
-        small = codes.astype(np.min_scalar_type(-len(texts)))
-        repeated = np.repeat(small, lengths[keep])
-        names[name] = pd.Categorical.from_codes(repeated, pd.Index(texts, dtype=str))
-    return pd.DataFrame({**columns, **names}, copy=False)
+    """Add the run and the sweep of each row, where runs have so many rows."""
+    of_rows = {
+        name: pd.Categorical.from_codes(np.repeat(texts.codes, counts), dtype=texts.dtype)
+        for name, texts in names.items()
+    }
+    return pd.DataFrame({**columns, **of_rows}, copy=False)

@@ -70,7 +70,7 @@ def why_unfinished(spec: RunSpec, steps: Sequence[Mapping[str, Any]]) -> str | N
     """
     if not steps:
         return "the program ended without having recorded an optimizer step"
-    logged_steps = [int(row["optimizer_step"]) for row in steps]
+    logged_steps = [row["optimizer_step"] for row in steps]
     planned = spec.optimizer_steps
     gaps = [after - before for before, after in zip([0, *logged_steps], logged_steps, strict=False)]
     if logged_steps[-1] > planned or logged_steps[-1] + max(gaps) <= planned:
@@ -84,7 +84,7 @@ def why_late(steps: Sequence[Mapping[str, Any]]) -> str | None:
     A program that logs every n-th step begins with one of the first n. Fewer than three rows do
     not tell n: the last one may come early, at the end of the training.
     """
-    logged_steps = [int(row["optimizer_step"]) for row in steps]
+    logged_steps = [row["optimizer_step"] for row in steps]
     gaps = [after - before for before, after in pairwise(logged_steps)]
     if len(gaps) < 2 or logged_steps[0] <= max(gaps):
         return None

@@ -109,7 +109,7 @@ class Supervision:
     @property
     def optimizer_step(self) -> int:
         """Optimizer steps that the program has logged."""
-        return int(self._log.steps[-1]["optimizer_step"]) if self._log.steps else 0
+        return self._log.steps[-1]["optimizer_step"] if self._log.steps else 0
 
     def request_stop(self, *_: object) -> None:
         """Ask the program to end, at the next look."""

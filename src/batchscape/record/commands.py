@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,13 +91,9 @@ def time_again(untimed_runs: Iterable[LaunchedRun], next_repeat: Mapping[str, in
         For a shell; several commands where several launched these runs. None where no command is
         known, or repeating would not make the times valid.
     """
-    repeatable_runs = [
-        run
-        for run in untimed_runs
-        if run.untimed_reason and is_mended_by_repeating(run.untimed_reason)
-    ]
     return _commands(
-        repeatable_runs, lambda sweep_dir: {"timing_repeat": str(next_repeat.get(sweep_dir, 1))}
+        (r for r in untimed_runs if r.untimed_reason and is_mended_by_repeating(r.untimed_reason)),
+        lambda sweep_dir: {"timing_repeat": str(next_repeat.get(sweep_dir, 1))},
     )
 
 
@@ -122,12 +119,11 @@ def _commands(
     runs: Iterable[LaunchedRun], settings_of: Callable[[str], dict[str, str]]
 ) -> str | None:
     """Return the commands that launched runs, with other settings by sweep folder."""
-    had_others_by_command: dict[tuple[str, str], bool] = {}
+    had_others_by_command: defaultdict[tuple[str, str], bool] = defaultdict(bool)
     for run in runs:
         if run.command is not None:
-            key = run.sweep_dir, run.command
-            had_others = run.untimed_reason is not None and is_beside_others(run.untimed_reason)
-            had_others_by_command[key] = had_others_by_command.get(key, False) or had_others
+            had_others = is_beside_others(run.untimed_reason or "")
+            had_others_by_command[run.sweep_dir, run.command] |= had_others
     commands = [
         changed_command(
             command, sweep_dir, (ONE_AT_A_TIME if had_others else {}) | settings_of(sweep_dir)

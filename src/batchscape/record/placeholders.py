@@ -143,7 +143,13 @@ def placeholder_values(config: RunConfig, stages: Sequence[Stage]) -> dict[str, 
         ("warmup_optimizer_steps", "schedule.warmup_samples"),
         ("evaluation_every_optimizer_steps", "evaluation.every_samples"),
     ):
-        values[name] = _in_steps(name, key, values[key], batch) if name in names else None
+        samples = values[key]
+        if name in names and samples is not None and samples % batch:
+            raise ConfigError(
+                f"{{{name}}} needs {key} to be a multiple of the global batch {batch}; given "
+                f"{samples}; use {near_multiples(samples, batch)}"
+            )
+        values[name] = None if samples is None else samples // batch
     _check_names(names, (*values, *START_PLACEHOLDERS))
     for name in names:
         if name in values and values[name] is None:
@@ -163,17 +169,16 @@ def is_passed(key: str, names: Iterable[str]) -> bool:
         Placeholders of the command.
     """
     names = set(names)
+    settings = [key]
     if key in OUR_GROUPS:
-        placeholders_of_group = {
-            by
-            for setting, many in _PLACEHOLDERS_OF_SETTING.items()
-            for by in many
-            if _is_in_group(setting, key)
-        }
-        return bool(placeholders_of_group & names) or any(_is_in_group(name, key) for name in names)
-    if is_of_our_loop(key) or key in _PLACEHOLDERS_OF_SETTING:
-        return key in names or not names.isdisjoint(_PLACEHOLDERS_OF_SETTING.get(key, ()))
-    return True
+        known_settings = (*_PLACEHOLDERS_OF_SETTING, *names)
+        settings = [name for name in known_settings if name.partition(".")[0] == key]
+    elif not is_of_our_loop(key) and key not in _PLACEHOLDERS_OF_SETTING:
+        return True
+    return any(
+        not names.isdisjoint((setting, *_PLACEHOLDERS_OF_SETTING.get(setting, ())))
+        for setting in settings
+    )
 
 
 def unpassed_settings(config: RunConfig) -> list[str]:
@@ -187,17 +192,6 @@ def unpassed_settings(config: RunConfig) -> list[str]:
     return [key for key in keys if is_of_our_loop(key) and not is_passed(key, names)]
 
 
-def _in_steps(name: str, key: str, samples: int | None, batch: int) -> int | None:
-    if samples is None:
-        return None
-    if samples % batch:
-        raise ConfigError(
-            f"{{{name}}} needs {key} to be a multiple of the global batch {batch}; given "
-            f"{samples}; use {near_multiples(samples, batch)}"
-        )
-    return samples // batch
-
-
 def _check_names(names: Iterable[str], valid: Sequence[str]) -> None:
     for name in names:
         if name not in valid:
@@ -208,10 +202,6 @@ def _check_names(names: Iterable[str], valid: Sequence[str]) -> None:
                 f"by their keys, such as {{optimizer.weight_decay}}; and your own, with "
                 f"+engine.values.{name.replace('.', '_')}=VALUE"
             )
-
-
-def _is_in_group(key: str, group: str) -> bool:
-    return key.partition(".")[0] == group
 
 
 def _command(config: RunConfig) -> Command:

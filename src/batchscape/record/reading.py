@@ -307,12 +307,12 @@ def _to_pandas(table: str, rows: pl.DataFrame) -> dict[str, ExtensionArray]:
 
 def _read_with_retry(folder: RunFolder, columns_by_table: ColumnNames) -> RunRead | RecordError:
     """Read a folder; read again where its launcher may have written meanwhile."""
-    try:
-        with suppress(DamageError):
+    for _ in range(2):
+        try:
             return _read(folder, columns_by_table)
-        return _read(folder, columns_by_table)
-    except RecordError as error:
-        return error
+        except RecordError as error:
+            problem = error
+    return problem
 
 
 def _read(folder: RunFolder, columns_by_table: ColumnNames) -> RunRead:

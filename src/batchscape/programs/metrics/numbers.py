@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 from batchscape.config.metrics import GEOMETRY_NAMES, TimeUnit
 from batchscape.errors import RecordError
@@ -60,14 +61,12 @@ def as_count(value: object, where: str) -> int:
     return int(number)
 
 
-def as_row(
-    values: dict[str, object], units: dict[str, TimeUnit], where: str
-) -> dict[str, int | float]:
+def as_row(values: dict[str, object], units: dict[str, TimeUnit], where: str) -> dict[str, Any]:
     """Return the values of columns as numbers of the columns' units.
 
     A time that is nan, infinite or negative is left out.
     """
-    row: dict[str, int | float] = {}
+    row: dict[str, Any] = {}
     for name, value in values.items():
         place = f"{where}: {name}"
         if name in _COUNTS:

@@ -51,7 +51,7 @@ class RecorderReader(Reader):
             event = json.loads(line)
             kind = event.pop("event")
             if kind in {"step", "evaluation"}:
-                int(event["optimizer_step"])
+                event["optimizer_step"] = int(event["optimizer_step"])
         except (ValueError, KeyError, AttributeError, TypeError):
             raise DamageError(
                 f"{path} is damaged: {line[:60]!r} is none of the recorder's lines"
@@ -80,8 +80,8 @@ class RecorderReader(Reader):
         row = {name: event[name] for name in columns if name in event}
         if rank.time_before_s < 0:
             # This start does the steps after its checkpoint again.
-            self._steps.cut(int(row["optimizer_step"]))
-            self._evals.cut(int(row["optimizer_step"]))
+            self._steps.cut(row["optimizer_step"])
+            self._evals.cut(row["optimizer_step"])
             times_s = (earlier.get("train_time_s", 0.0) for earlier in self._steps.get())
             rank.time_before_s = max(times_s, default=0.0)
         if "train_time_s" in row:

@@ -30,13 +30,13 @@ def compare_batch(
         "global_batch_size": (batch,),
     }
     factors = list(planned)
+    readings = dict(log.readings)
+    names = {name for name, _ in readings}
     if length is not None:
         # Programs count the tokens that they read, or those that they predict: one less a sample.
         planned["tokens_per_optimizer_step"] = (batch * length, batch * (length - 1))
-    readings = dict(log.readings)
-    names = {name for name, _ in readings}
-    if length is not None and "tokens_per_optimizer_step" in names:
-        names.add("global_batch_size")
+        if "tokens_per_optimizer_step" in names:
+            names.add("global_batch_size")
     # Ranks that share a model are processes, too: what a script says of its batch goes before.
     is_known = "world_size" in names or names.issuperset(factors[1:])
     if launcher_world_size is not None and not is_known:

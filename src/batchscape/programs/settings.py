@@ -60,14 +60,13 @@ def check_commands(
     configs: Iterable[RunConfig], swept: Collection[str], fixed: Collection[str]
 ) -> None:
     """Check that every setting that a user has chosen reaches the program."""
-    checked_engines: set[str] = set()
+    engines: dict[str, Command] = {}
     for config in configs:
-        if not isinstance(config.engine, Command):
-            continue
-        _check_config(config, config.engine)
-        if (text := repr(config.engine)) not in checked_engines:
-            checked_engines.add(text)
-            _check_engine(config.engine, swept, fixed)
+        if isinstance(config.engine, Command):
+            _check_config(config, config.engine)
+            engines[repr(config.engine)] = config.engine
+    for command in engines.values():
+        _check_engine(command, swept, fixed)
 
 
 def check_varied(launched: Iterable[tuple[RunConfig, BatchGeometry]]) -> None:
@@ -87,10 +86,10 @@ def check_varied(launched: Iterable[tuple[RunConfig, BatchGeometry]]) -> None:
             unpassed -= single_factors[0]
         for name in _FACTORS:
             if name in unpassed:
-                sizes = ", ".join(map(str, values[name]))
                 raise ConfigError(
-                    f"{name} differs between the runs ({sizes}), but the program is not told: put "
-                    f"{{{name}}} into engine.argv, or placeholders from which it can be computed"
+                    f"{name} differs between the runs ({', '.join(map(str, values[name]))}), but "
+                    f"the program is not told: put {{{name}}} into engine.argv, or placeholders "
+                    "from which it can be computed"
                 )
 
 

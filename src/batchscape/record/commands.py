@@ -7,6 +7,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from batchscape.record.folder import SweepFolder
@@ -14,7 +15,7 @@ from batchscape.record.timing import is_beside_others, is_mended_by_repeating
 
 ONE_AT_A_TIME = {"launcher.concurrent_runs": "1"}
 _FOLDER = ("sweep_dir", "hydra.sweep.dir")
-_DROPPED_OPTIONS = frozenset({"--multirun", "-m"})
+_DROPPED_OPTIONS = frozenset({"--multirun", "-m", "--retry"})
 _PLAIN_TEXT = re.compile(r"[\w./+-]+", re.ASCII)
 
 
@@ -43,13 +44,13 @@ def command_of(arguments: Sequence[str]) -> str:
     str
         For a shell, without `--retry`.
     """
-    queue, kept_arguments = list(arguments), []
-    while queue:
-        argument = queue.pop(0)
-        if argument == "--retry":
-            del queue[:1]
-        elif argument not in _DROPPED_OPTIONS and not argument.startswith("--retry="):
-            kept_arguments.append(argument)
+    kept_arguments = [
+        argument
+        for before, argument in pairwise(["", *arguments])
+        if before != "--retry"
+        and argument not in _DROPPED_OPTIONS
+        and not argument.startswith("--retry=")
+    ]
     return shlex.join(["batchscape", "sweep", *kept_arguments])
 
 
@@ -63,17 +64,17 @@ def changed_command(command: str, sweep_dir: str | Path, settings: Mapping[str, 
     settings : mapping of str to str
         Values in Hydra's grammar; they replace those that the command gives.
     """
-    program, verb, *words = shlex.split(command)
     replaced_keys = {*settings, *_FOLDER, "launcher.retry"}
     kept_words = [
-        word for word in words if word.partition("=")[0].lstrip("+~") not in replaced_keys
+        word
+        for word in shlex.split(command)
+        if word.partition("=")[0].lstrip("+~") not in replaced_keys
     ]
-    added_words = [f"{key}={value}" for key, value in settings.items()]
     folder = str(sweep_dir)
     # `123` and `null` would not be read as text.
     is_plain = "/" in folder and _PLAIN_TEXT.fullmatch(folder)
-    folder_word = f"sweep_dir={folder if is_plain else hydra_text(folder)}"
-    return shlex.join([program, verb, *kept_words, *added_words, folder_word])
+    new_settings = {**settings, "sweep_dir": folder if is_plain else hydra_text(folder)}
+    return shlex.join([*kept_words, *(f"{key}={value}" for key, value in new_settings.items())])
 
 
 def time_again(untimed_runs: Iterable[LaunchedRun], next_repeat: Mapping[str, int]) -> str | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from batchscape.errors import ConfigError
 from batchscape.record.files import sha256_of
 
-_NOT_CONTENT = {"__pycache__"}
+_HIDDEN = re.compile(r"/(\.|__pycache__/)")
 _MOST_FILES = 10_000
 
 
@@ -57,16 +59,15 @@ def _files(path: Path, entry: str, setting: str) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ConfigError(f"{setting}: there is no file or folder {entry} in {path.parent}")
-    files = []
-    for file in path.rglob("*"):
-        parts = file.relative_to(path).parts
-        if any(part.startswith(".") or part in _NOT_CONTENT for part in parts):
-            continue
-        if file.is_file():
-            files.append(file)
-        if len(files) > _MOST_FILES:
-            raise ConfigError(
-                f"{setting}: {entry} has more than {_MOST_FILES} files, each of which would be "
-                "read to name the runs; name those that decide the training"
-            )
-    return sorted(files)
+    files = (
+        file
+        for file in path.rglob("*")
+        if not _HIDDEN.search(f"/{file.relative_to(path).as_posix()}/") and file.is_file()
+    )
+    first_files = list(islice(files, _MOST_FILES + 1))
+    if len(first_files) > _MOST_FILES:
+        raise ConfigError(
+            f"{setting}: {entry} has more than {_MOST_FILES} files, each of which would be "
+            "read to name the runs; name those that decide the training"
+        )
+    return sorted(first_files)

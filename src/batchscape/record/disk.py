@@ -164,14 +164,12 @@ def disk_trouble(folder: Path) -> str | None:
     """
     path = folder / f".probe.{os.getpid()}.tmp"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            unwritten = _PROBE_BYTES
-            while unwritten:
-                unwritten -= os.write(descriptor, bytes(unwritten))
-            os.fsync(descriptor)
+            with path.open("wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
         finally:
-            os.close(descriptor)
             path.unlink(missing_ok=True)
     except OSError as error:
         return str(disk_error(error, folder))

@@ -129,10 +129,8 @@ def _cuda_packages(*path: str) -> list[str]:
 def _git(folder: Path) -> dict[str, Any]:
     revision = _git_output(folder, "rev-parse", "HEAD")
     changes = _git_output(folder, "status", "--porcelain", "--untracked-files=no")
-    return {
-        "revision": revision,
-        "dirty": None if revision is None or changes is None else bool(changes),
-    }
+    is_known = None not in (revision, changes)
+    return {"revision": revision, "dirty": bool(changes) if is_known else None}
 
 
 def _git_output(folder: Path, *arguments: str) -> str | None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from batchscape.errors import DamageError, RecordError
-from batchscape.outgoing import redact
 from batchscape.record.files import read_json, read_record, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder
 from batchscape.record.instants import now
@@ -180,8 +179,7 @@ class Outcome(RunEnd):
         DiskError
             If the disk takes no more.
         """
-        reason = None if self.reason is None else redact(self.reason)
-        write_json(folder.outcome(rank), {**asdict(self), "reason": reason})
+        write_json(folder.outcome(rank), asdict(self))
 
     @classmethod
     def read(cls, folder: RunFolder, rank: int) -> Outcome | None:
@@ -250,7 +248,7 @@ class RunStatus(RunEnd):
         attempt = self.attempts[-1]
         attempt.ended_at = ended_at
         attempt.status, attempt.reason = str(end.status), end.reason
-        attempt.cause = None if end.cause is None else str(end.cause)
+        attempt.cause = end.cause and str(end.cause)
 
     def opened_again(self, why: str) -> RunStatus:
         """Return the status of a run that ended, and that the same command now goes on with."""

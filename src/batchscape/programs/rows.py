@@ -20,7 +20,7 @@ from batchscape.record.files import (
     write_atomically,
     write_json,
 )
-from batchscape.record.folder import RunFolder
+from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.timing import SEEN_BETWEEN_ROWS, invalidate_times
 
@@ -49,9 +49,8 @@ class RowWriter:
         if goes_on:
             rows = read_json_lines(folder.lines("steps"))
             self._earlier_rows = {row["optimizer_step"]: row for row in rows}
-        for table in ("steps", "evals", "ranks"):
-            if not (goes_on and table == "ranks"):
-                folder.lines(table).unlink(missing_ok=True)
+        for table in ("steps", "evals") if goes_on else TABLES:
+            folder.lines(table).unlink(missing_ok=True)
         self._written: dict[str, list[dict[str, Any]]] = {"steps": [], "evals": []}
 
     def write(self, log: Log) -> None:

@@ -17,26 +17,21 @@ _RUNS_SCRIPTS = re.compile(r"\{python\}|python[\d.]*|torchrun|accelerate|deepspe
 
 def check_program(command: Command) -> None:
     """Check that the program of a command is there, and the script that it is to run."""
-    folder = _folder(command)
-    _check_first_word(command, folder)
+    folder, argument = _folder(command), command.argv[0]
+    program = _fill_values(argument, command)
+    file = str(folder / program) if "/" in program else program
+    is_open = placeholders(argument) and program == argument
+    if not is_open and shutil.which(file, path=command.environment.get("PATH")) is None:
+        raise ConfigError(
+            f"engine.argv: {program} is no program that may be executed, in {folder.absolute()} "
+            "or on the PATH; give its path, make it executable (chmod +x), or start a Python "
+            "script with {python}"
+        )
     script = _script(command)
     if script is not None and not _is_file(folder / script):
         raise ConfigError(
             f"engine.argv: there is no script {script} in {folder.absolute()}; a path there is "
             "below engine.cwd, by default the folder that batchscape is called in"
-        )
-
-
-def _check_first_word(command: Command, folder: Path) -> None:
-    program = _fill_values(command.argv[0], command)
-    if placeholders(command.argv[0]) and program == command.argv[0]:
-        return
-    path = command.environment.get("PATH")
-    if shutil.which(str(folder / program) if "/" in program else program, path=path) is None:
-        raise ConfigError(
-            f"engine.argv: {program} is no program that may be executed, in {folder.absolute()} "
-            "or on the PATH; give its path, make it executable (chmod +x), or start a Python "
-            "script with {python}"
         )
 
 

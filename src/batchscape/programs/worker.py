@@ -53,7 +53,6 @@ def main(run_dir: str, rank: int) -> int:
     """Run the program of the run in `run_dir`."""
     folder = RunFolder(Path(run_dir))
     supervision: Supervision | None = None
-    cause: Cause | None = None
     try:
         supervision = Supervision(folder)
         signal.signal(signal.SIGTERM, supervision.request_stop)
@@ -109,7 +108,7 @@ class Supervision:
     @property
     def optimizer_step(self) -> int:
         """Optimizer steps that the program has logged."""
-        return self._log.steps[-1]["optimizer_step"] if self._log.steps else 0
+        return int(self._log.steps[-1]["optimizer_step"]) if self._log.steps else 0
 
     def request_stop(self, *_: object) -> None:
         """Ask the program to end, at the next look."""

@@ -46,9 +46,7 @@ def free_bytes(path: Path) -> int:
         Need not exist; then the nearest existing folder above it counts.
     """
     path = path.absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    disk = os.statvfs(path)
+    disk = os.statvfs(next(folder for folder in (path, *path.parents) if folder.exists()))
     return disk.f_bavail * disk.f_frsize
 
 

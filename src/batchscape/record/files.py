@@ -209,13 +209,6 @@ def _parse(text: bytes, path: Path, place: str = "") -> dict[str, Any]:
     return content
 
 
-def remove_if_possible(*paths: Path) -> None:
-    """Remove files; those that cannot be removed stay."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's content, as hexadecimal digits."""
     with path.open("rb") as file:

@@ -9,7 +9,7 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -312,15 +312,12 @@ class Overview:
     @property
     def counts(self) -> dict[str, int]:
         """Number of runs of each status that occurs, `unreadable` among them."""
-        counts = Counter(run.status for run in self.runs)
-        order = [*map(str, Status), UNREADABLE]
-        return {status: counts[status] for status in order if counts[status]}
+        return _ordered_counts((run.status for run in self.runs), [*Status, UNREADABLE])
 
     @property
     def next_steps(self) -> dict[str, int]:
         """Number of runs for each next step of the same command."""
-        counts = Counter(run.next for run in self.runs)
-        return {str(step): counts[step] for step in Next if counts[step]}
+        return _ordered_counts((run.next for run in self.runs), Next)
 
     def with_status(self, *statuses: str) -> list[RunProgress]:
         """Return the runs of some statuses."""
@@ -334,10 +331,15 @@ class Overview:
             "launchers": list(self.launchers),
             "counts": self.counts,
             "next": self.next_steps,
-            "trials": None if self.trials is None else asdict(self.trials),
+            "trials": self.trials and asdict(self.trials),
             "runs": [{**asdict(run), "advice": run.advice} for run in self.runs],
         }
         return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
+
+
+def _ordered_counts(words: Iterable[str], order: Iterable[str]) -> dict[str, int]:
+    counts = Counter(words)
+    return {str(word): counts[word] for word in order if counts[word]}
 
 
 def overview(sweep: SweepFolder) -> Overview:

@@ -275,8 +275,8 @@ def _rows(table: str, runs: Sequence[RunRead], schema: pl.Schema) -> pl.DataFram
     sources = [run.sources[table] for run in runs if table in run.sources]
     parts = [schema.to_frame()]
     try:
-        for is_sealed, group in groupby(sources, key=lambda source: isinstance(source, bytes)):
-            if is_sealed:
+        for kind, group in groupby(sources, type):
+            if kind is bytes:
                 files = cast("list[bytes]", list(group))
                 scan = pl.scan_parquet(
                     files, schema=schema, missing_columns="insert", extra_columns="ignore"

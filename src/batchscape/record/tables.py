@@ -17,12 +17,7 @@ import pandas as pd
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.disk import is_of_this_machine
 from batchscape.record.figures import COLUMNS, OF_TOKENS
-from batchscape.record.files import (
-    read_json,
-    read_sealed,
-    remove_if_possible,
-    write_atomically,
-)
+from batchscape.record.files import read_json, read_sealed, write_atomically
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder, no_runs
 from batchscape.record.instants import file_age_s
 from batchscape.record.reading import RunRead, open_rows, read_folders
@@ -111,7 +106,9 @@ def clear_away(folder: RunFolder) -> None:
     copies = folder.beginning, folder.beginning.with_name(f".{folder.beginning.name}")
     for states in (folder.checkpoints, *copies):
         shutil.rmtree(states, ignore_errors=True)
-    remove_if_possible(*map(folder.lines, TABLES), *folder.outcomes())
+    for path in (*map(folder.lines, TABLES), *folder.outcomes()):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
     remove_dead_writes(folder)
 
 
@@ -262,7 +259,7 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
     _refuse_copies(runs)
     # Categories take no more memory than numbers.
     names = {
-        name: pd.Categorical(texts, pd.Index(dict.fromkeys(texts), dtype=str))
+        name: pd.Categorical(texts, pd.Index([*dict.fromkeys(texts)], dtype=str))
         for name in _RUN_COLUMNS
         for texts in [[run.row[name] for run in runs]]
     }
@@ -300,8 +297,7 @@ def _column_names(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, 
     for table, names in columns.items():
         if table not in COLUMNS:
             raise RecordError(f"there is no table {table}, only {', '.join(COLUMNS)}")
-        unknown = sorted(set(names) - set(COLUMNS[table]))
-        if unknown:
+        if unknown := sorted(set(names) - COLUMNS[table].keys()):
             raise RecordError(
                 f"{table} has no column {', '.join(unknown)}, only {', '.join(COLUMNS[table])}"
             )

@@ -93,7 +93,7 @@ def _reduce_columns(
             if column.dtype != "string" and figure.reduction != "any":
                 # A median of counts need not be a whole number.
                 is_count = column.dtype != "Float64" and figure.reduction != "median"
-                value = _to_int(value) if is_count else _to_float(value)
+                value = int(value) if is_count and not pd.isna(value) else _to_float(value)
             figures[figure.name or name] = value
     return figures
 
@@ -195,11 +195,6 @@ def _increments(counter: pd.Series[Any]) -> NDArray[np.float64]:
 def _sum(values: NDArray[np.float64]) -> float:
     """Add the values that are there; NaN where none is."""
     return math.nan if np.isnan(values).all() else float(np.nansum(values))
-
-
-def _to_int(value: Any) -> int | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)
-    """Return an integer; None stands for missing."""
-    return None if pd.isna(value) else int(value)
 
 
 def _to_float(value: Any) -> float | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)

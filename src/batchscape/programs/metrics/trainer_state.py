@@ -149,8 +149,10 @@ def _readings(
 ) -> dict[tuple[str, int], str]:
     """Return what a state tells of the batch."""
     readings = {}
-    if processes := _processes(path):
-        readings["world_size", processes] = "files of random states in the checkpoint"
+    for folder in (path.parent, *sorted(path.parent.glob("checkpoint-*"))):
+        if processes := len(list(folder.glob("rng_state*.pth"))):
+            readings["world_size", processes] = "files of random states in the checkpoint"
+            break
     if state.get("train_batch_size") is not None:
         # Of a process, which has one device; with several (DataParallel) it counts as one rank.
         micro = as_count(state["train_batch_size"], f"{path}: train_batch_size")
@@ -219,9 +221,3 @@ def _samples_a_step(entry: Mapping[str, Any]) -> int | None:
     except (KeyError, TypeError, ValueError, ArithmeticError):
         return None
     return smallest if smallest == largest >= 1 else None
-
-
-def _processes(state: Path) -> int:
-    """Count the processes that saved a checkpoint."""
-    folders = (state.parent, *sorted(state.parent.glob("checkpoint-*")))
-    return next(filter(None, (len(list(at.glob("rng_state*.pth"))) for at in folders)), 0)

@@ -115,17 +115,14 @@ class Cause(StrEnum):
     @property
     def is_of_the_machine(self) -> bool:
         """Whether the same run may succeed when it is tried again."""
-        return self in _OF_THE_MACHINE
-
-
-_OF_THE_MACHINE = {
-    Cause.OTHER_MEMORY,
-    Cause.HANG,
-    Cause.SIGNAL,
-    Cause.KILLED,
-    Cause.LOST_CONNECTION,
-    Cause.INFRASTRUCTURE,
-}
+        return self in {
+            Cause.OTHER_MEMORY,
+            Cause.HANG,
+            Cause.SIGNAL,
+            Cause.KILLED,
+            Cause.LOST_CONNECTION,
+            Cause.INFRASTRUCTURE,
+        }
 
 
 @dataclass

@@ -10,8 +10,7 @@ import pytest
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import take
-from batchscape.record.overview import overview
-from batchscape.record.trial_counts import TrialCounts, count_trials
+from batchscape.record.overview import TrialCounts, count_trials, overview
 from batchscape.record.trials import write_grid_results
 
 HEAD = "study,trial,rate,loss,outcome,is_best,runs,reason\n"

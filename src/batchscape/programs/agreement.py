@@ -30,13 +30,13 @@ def compare_batch(
         "global_batch_size": (batch,),
     }
     factors = list(planned)
+    readings = dict(log.readings)
+    names = {name for name, _ in readings}
     if length is not None:
         # Programs count the tokens that they read, or those that they predict: one less a sample.
         planned["tokens_per_optimizer_step"] = (batch * length, batch * (length - 1))
-    readings = dict(log.readings)
-    names = {name for name, _ in readings}
-    if length is not None and "tokens_per_optimizer_step" in names:
-        names.add("global_batch_size")
+        if "tokens_per_optimizer_step" in names:
+            names.add("global_batch_size")
     # Ranks that share a model are processes, too: what a script says of its batch goes before.
     is_known = "world_size" in names or names.issuperset(factors[1:])
     if launcher_world_size is not None and not is_known:
@@ -70,7 +70,7 @@ def why_unfinished(spec: RunSpec, steps: Sequence[Mapping[str, Any]]) -> str | N
     """
     if not steps:
         return "the program ended without having recorded an optimizer step"
-    logged_steps = [int(row["optimizer_step"]) for row in steps]
+    logged_steps = [row["optimizer_step"] for row in steps]
     planned = spec.optimizer_steps
     gaps = [after - before for before, after in zip([0, *logged_steps], logged_steps, strict=False)]
     if logged_steps[-1] > planned or logged_steps[-1] + max(gaps) <= planned:
@@ -84,7 +84,7 @@ def why_late(steps: Sequence[Mapping[str, Any]]) -> str | None:
     A program that logs every n-th step begins with one of the first n. Fewer than three rows do
     not tell n: the last one may come early, at the end of the training.
     """
-    logged_steps = [int(row["optimizer_step"]) for row in steps]
+    logged_steps = [row["optimizer_step"] for row in steps]
     gaps = [after - before for before, after in pairwise(logged_steps)]
     if len(gaps) < 2 or logged_steps[0] <= max(gaps):
         return None

@@ -83,11 +83,10 @@ def ending(code: int, log: Path, offset: int, *, is_trained: bool = False) -> En
         )
     if _is_out_of_memory(text, words):
         return Ending(Status.OOM, Cause.OUT_OF_MEMORY, reason)
-    if code >= 0:
-        # Shells and launchers report a signal of their child as 128 and its number.
-        cause = Cause.KILLED if code == 128 + signal.SIGKILL else Cause.EXCEPTION
-    else:
-        cause = Cause.KILLED if code == -signal.SIGKILL else Cause.SIGNAL
+    cause = Cause.EXCEPTION if code > 0 else Cause.SIGNAL
+    # Shells and launchers report a signal of their child as 128 and its number.
+    if code in {-signal.SIGKILL, 128 + signal.SIGKILL}:
+        cause = Cause.KILLED
     return Ending(Status.FAILED, cause, reason)
 
 
@@ -119,10 +118,10 @@ def last_words(text: str) -> str | None:
     ]
     summary = launcher_errors[-1] if launcher_errors else None
     error = None
-    if root := _root_cause(text):
-        rank, code = root
-        error = _last_error(lines_of_program, {str(rank)}) or _last_error(lines_of_program, {None})
-        summary = _exit_text(f"rank {rank}", code)
+    if reports := _ROOT_CAUSE.findall(text):
+        rank, code = reports[-1]
+        error = _last_error(lines_of_program, {rank}) or _last_error(lines_of_program, {None})
+        summary = _exit_text(f"rank {rank}", int(code))
         if error is None and (error_elsewhere := _last_error(lines_of_program)):
             return f"{summary}; of another rank: {error_elsewhere}"
     if error := error or _last_error(lines_of_program):
@@ -131,22 +130,16 @@ def last_words(text: str) -> str | None:
     return "; then: ".join(filter(None, [*lines[-1:], summary])) or None
 
 
-def _root_cause(text: str) -> tuple[int, int] | None:
-    """Return which rank torchrun saw fail first, and its exit code."""
-    reports = list(_ROOT_CAUSE.finditer(text))
-    return (int(reports[-1][1]), int(reports[-1][2])) if reports else None
-
-
 def _program_lines(text: str) -> list[str]:
     """Return what a program printed itself, without lines, traceback and summary of its launcher.
 
     Where torchrun has started it several times, only the last start counts.
     """
-    if _root_cause(text):
+    if _ROOT_CAUSE.search(text):
         for failed_start in list(FAILED_START.finditer(text))[-2:-1]:
             text = text[failed_start.end() :]
     footer = _FOOTER.search(text)
-    if footer is not None and _root_cause(text):
+    if footer is not None and _ROOT_CAUSE.search(text):
         text = text[: footer.start()]
     program_lines: list[str] = []
     traceback_begin: int | None = None

@@ -73,23 +73,15 @@ def _exit_code(pid: int) -> int | None:
 
 def _watch(pid: int) -> int:
     """Wait for the program's end, and do what the watcher asks for."""
-    while True:
-        code = _exit_code(pid)
-        if code is not None:
-            return code
-        if not select.select([0], [], [], _POLL_S)[0]:
-            continue
-        message = os.read(0, 1)
-        if message == b"t":
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGTERM)
-        else:
+    while (code := _exit_code(pid)) is None:
+        if select.select([0], [], [], _POLL_S)[0]:
             # `k`, or the end of standard input: whoever watches the run is gone.
+            is_to_die = os.read(0, 1) != b"t"
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-            while (code := _exit_code(pid)) is None:
+                os.killpg(pid, signal.SIGKILL if is_to_die else signal.SIGTERM)
+            if is_to_die:
                 time.sleep(_POLL_S / 5)
-            return code
+    return code
 
 
 def _wait_for_rest() -> int:

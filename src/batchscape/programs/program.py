@@ -34,17 +34,10 @@ _RANK_VARIABLES = (
 inherit them."""
 
 
-@dataclass(frozen=True)
-class CommandLine:
-    """A program, ready to be started."""
-
-    argv: list[str]
-    folder: Path
-    environment: dict[str, str]
-
-
-def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: int) -> CommandLine:
-    """Fill in the command of a run."""
+def command_line(
+    spec: RunSpec, command: Command, folder: RunFolder, attempt: int
+) -> tuple[list[str], Path, dict[str, str]]:
+    """Return the arguments of a run's program, the folder to start it in, and its environment."""
     values = {
         **placeholder_values(spec.config, spec.stages),
         "run_dir": str(folder.program.absolute()),
@@ -69,8 +62,8 @@ def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: in
         RUN_DIR_VARIABLE: str(folder.program.absolute()),
         ATTEMPT_VARIABLE: str(attempt),
     }
-    where = Path(command.cwd or ".").expanduser()
-    return CommandLine([fill(text, texts) for text in command.argv], where, environment)
+    argv = [fill(text, texts) for text in command.argv]
+    return argv, Path(command.cwd or ".").expanduser(), environment
 
 
 @dataclass(frozen=True)
@@ -98,8 +91,7 @@ class Program:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            msg = f"the program cannot be started in {folder}: {error}"
-            raise LaunchError(msg) from None
+            raise LaunchError(f"the program cannot be started in {folder}: {error}") from None
         self._buffer = b""
         self.end: ProgramEnd | None = None
         """How it ended; None while it runs."""
@@ -107,8 +99,7 @@ class Program:
         if first_message is None or "error" in first_message:
             self.close()
             problem = "its guard died" if first_message is None else first_message["error"]
-            msg = f"the program {argv[0]} cannot be started: {problem}"
-            raise LaunchError(msg)
+            raise LaunchError(f"the program {argv[0]} cannot be started: {problem}")
         self.pid = int(first_message["pid"])
         """Process id of the program."""
 

@@ -20,7 +20,7 @@ from batchscape.record.files import (
     write_atomically,
     write_json,
 )
-from batchscape.record.folder import RunFolder
+from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.timing import SEEN_BETWEEN_ROWS, invalidate_times
 
@@ -49,9 +49,8 @@ class RowWriter:
         if goes_on:
             rows = read_json_lines(folder.lines("steps"))
             self._earlier_rows = {row["optimizer_step"]: row for row in rows}
-        for table in ("steps", "evals", "ranks"):
-            if not (goes_on and table == "ranks"):
-                folder.lines(table).unlink(missing_ok=True)
+        for table in ("steps", "evals") if goes_on else TABLES:
+            folder.lines(table).unlink(missing_ok=True)
         self._written: dict[str, list[dict[str, Any]]] = {"steps": [], "evals": []}
 
     def write(self, log: Log) -> None:
@@ -87,7 +86,7 @@ class RowWriter:
         new_rows = [row for row in log.steps if row["optimizer_step"] > last]
         if not new_rows:
             return
-        step_numbers = [last, *(int(row["optimizer_step"]) for row in new_rows)]
+        step_numbers = [last, *(row["optimizer_step"] for row in new_rows)]
         # A row may stand for several steps, and may not say how long its own took.
         took_s = sum(
             row.get("step_time_s", math.inf) * (after - before)
@@ -108,7 +107,7 @@ class RowWriter:
         begin_s = max(self._last_rows_at_s, now_s - took_s)
         processors = waits.processors_since(begin_s) if self._is_on_cpu else None
         shares = waits.share_since(begin_s), processors
-        self._shares_by_step |= {int(row["optimizer_step"]): shares for row in new_rows}
+        self._shares_by_step |= dict.fromkeys(step_numbers[1:], shares)
         self._last_rows_at_s = now_s
 
     def _last_kept(self, steps: Sequence[Mapping[str, Any]]) -> int:
@@ -122,11 +121,11 @@ class RowWriter:
             # Compared as they are written, because NaN does not equal itself.
             if json.dumps({name: before.get(name) for name in row}) != json.dumps(row):
                 return last
-            last = int(row["optimizer_step"])
+            last = row["optimizer_step"]
         return max(self._earlier_rows, default=0)
 
     def _step(self, row: Mapping[str, Any], last_kept: int) -> dict[str, Any]:
-        step = int(row["optimizer_step"])
+        step = row["optimizer_step"]
         shares = self._shares_by_step.get(step, (None, None))
         took_s = row.get("step_time_s", self._step_times_seen_s.get(step))
         return {
@@ -146,18 +145,17 @@ class RowWriter:
 def diverged_at(log: Log) -> str | None:
     """Say which loss was the first that is not finite; None where all are."""
     not_finite = [
-        (int(row["optimizer_step"]), loss_name)
+        (row["optimizer_step"], loss_name)
         for rows, key, loss_name in (
             (log.steps, "loss", "the loss"),
             (log.evals, "eval_loss", "the held-out loss"),
         )
         for row in rows
-        if row.get(key) is not None and not math.isfinite(row[key])
+        if not math.isfinite(row.get(key, 0.0))
     ]
-    if not not_finite:
-        return None
-    step, loss_name = min(not_finite)
-    return f"{loss_name} of optimizer step {step} is not finite"
+    return (
+        "{1} of optimizer step {0} is not finite".format(*min(not_finite)) if not_finite else None
+    )
 
 
 def rank_rows(

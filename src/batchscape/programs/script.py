@@ -17,29 +17,22 @@ _RUNS_SCRIPTS = re.compile(r"\{python\}|python[\d.]*|torchrun|accelerate|deepspe
 
 def check_program(command: Command) -> None:
     """Check that the program of a command is there, and the script that it is to run."""
-    folder = _folder(command)
-    _check_first_word(command, folder)
-    script = _script(command)
-    if script is not None and not _is_file(folder / script):
-        msg = (
-            f"engine.argv: there is no script {script} in {folder.absolute()}; a path there is "
-            "below engine.cwd, by default the folder that batchscape is called in"
-        )
-        raise ConfigError(msg)
-
-
-def _check_first_word(command: Command, folder: Path) -> None:
-    program = _fill_values(command.argv[0], command)
-    if placeholders(command.argv[0]) and program == command.argv[0]:
-        return
-    path = command.environment.get("PATH")
-    if shutil.which(str(folder / program) if "/" in program else program, path=path) is None:
-        msg = (
+    folder, argument = _folder(command), command.argv[0]
+    program = _fill_values(argument, command)
+    file = str(folder / program) if "/" in program else program
+    is_open = placeholders(argument) and program == argument
+    if not is_open and shutil.which(file, path=command.environment.get("PATH")) is None:
+        raise ConfigError(
             f"engine.argv: {program} is no program that may be executed, in {folder.absolute()} "
             "or on the PATH; give its path, make it executable (chmod +x), or start a Python "
             "script with {python}"
         )
-        raise ConfigError(msg)
+    script = _script(command)
+    if script is not None and not _is_file(folder / script):
+        raise ConfigError(
+            f"engine.argv: there is no script {script} in {folder.absolute()}; a path there is "
+            "below engine.cwd, by default the folder that batchscape is called in"
+        )
 
 
 def _script(command: Command) -> str | None:
@@ -69,8 +62,7 @@ def command_source_hash(command: Command) -> str | None:
 def _folder(command: Command) -> Path:
     folder = Path(command.cwd or ".").expanduser()
     if not folder.is_dir():
-        msg = f"engine.cwd={command.cwd}: there is no such folder"
-        raise ConfigError(msg)
+        raise ConfigError(f"engine.cwd={command.cwd}: there is no such folder")
     return folder
 
 

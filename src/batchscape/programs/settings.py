@@ -60,14 +60,13 @@ def check_commands(
     configs: Iterable[RunConfig], swept: Collection[str], fixed: Collection[str]
 ) -> None:
     """Check that every setting that a user has chosen reaches the program."""
-    checked_engines: set[str] = set()
+    engines: dict[str, Command] = {}
     for config in configs:
-        if not isinstance(config.engine, Command):
-            continue
-        _check_config(config, config.engine)
-        if (text := repr(config.engine)) not in checked_engines:
-            checked_engines.add(text)
-            _check_engine(config.engine, swept, fixed)
+        if isinstance(config.engine, Command):
+            _check_config(config, config.engine)
+            engines[repr(config.engine)] = config.engine
+    for command in engines.values():
+        _check_engine(command, swept, fixed)
 
 
 def check_varied(launched: Iterable[tuple[RunConfig, BatchGeometry]]) -> None:
@@ -87,12 +86,11 @@ def check_varied(launched: Iterable[tuple[RunConfig, BatchGeometry]]) -> None:
             unpassed -= single_factors[0]
         for name in _FACTORS:
             if name in unpassed:
-                sizes = ", ".join(map(str, values[name]))
-                msg = (
-                    f"{name} differs between the runs ({sizes}), but the program is not told: put "
-                    f"{{{name}}} into engine.argv, or placeholders from which it can be computed"
+                raise ConfigError(
+                    f"{name} differs between the runs ({', '.join(map(str, values[name]))}), but "
+                    f"the program is not told: put {{{name}}} into engine.argv, or placeholders "
+                    "from which it can be computed"
                 )
-                raise ConfigError(msg)
 
 
 def too_wide(geometry: BatchGeometry, config: RunConfig) -> str | None:
@@ -144,38 +142,35 @@ def unlogged(command: Command) -> list[str]:
 
 def _check_config(config: RunConfig, command: Command) -> None:
     if config.batch.ramp:
-        msg = "batch.ramp: a program has one global batch from begin to end; leave the ramp out"
-        raise ConfigError(msg)
+        raise ConfigError(
+            "batch.ramp: a program has one global batch from begin to end; leave the ramp out"
+        )
     if config.budget.target_loss is not None:
-        msg = (
+        raise ConfigError(
             f"budget.target_loss={config.budget.target_loss}: a program cannot be stopped at a "
             "target; leave it null, targets are found in its losses afterwards"
         )
-        raise ConfigError(msg)
     is_scaled = config.scaling.reference_global_batch_size is not None
     if is_scaled and not is_passed("scaling", used_placeholders(command)):
-        msg = (
+        raise ConfigError(
             "scaling: the rule is given, but what it scales does not reach the program; put "
             "{learning_rate} into engine.argv, or scaling=none"
         )
-        raise ConfigError(msg)
 
 
 def _check_engine(command: Command, swept: Collection[str], fixed: Collection[str]) -> None:
     placeholders = set(used_placeholders(command))
     reserved_names = sorted(set(command.values) & {*PLACEHOLDERS, *START_PLACEHOLDERS})
     if reserved_names:
-        msg = (
+        raise ConfigError(
             f"engine.values: {', '.join(reserved_names)} is a placeholder already; choose another "
             "name"
         )
-        raise ConfigError(msg)
     if unused_names := sorted(command.values.keys() - placeholders):
-        msg = (
+        raise ConfigError(
             f"engine.values.{unused_names[0]} is given, but {{{unused_names[0]}}} is nowhere in "
             "engine.argv or engine.environment"
         )
-        raise ConfigError(msg)
     # A sequence length that is given and not swept only says how tokens are counted.
     for verb, keys in (("swept", swept), ("given", set(fixed) - {"data.sequence_length"})):
         for setting in sorted(key.lstrip("+~") for key in keys):
@@ -189,11 +184,10 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
             if placeholder not in PLACEHOLDERS:
                 placeholder = setting if "." in setting else f"{setting}.NAME"
             alternatives = list_text(f"{{{name}}}" for name in names or [placeholder])
-            msg = (
+            raise ConfigError(
                 f"{setting} is {verb}, but the program is not told: {alternatives} is nowhere in "
                 "engine.argv or engine.environment"
             )
-            raise ConfigError(msg)
     _check_environment(command)
     check_program(command)
 
@@ -201,11 +195,9 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
 def _check_environment(command: Command) -> None:
     for name in (RUN_DIR_VARIABLE, ATTEMPT_VARIABLE):
         if name in command.environment:
-            msg = f"engine.environment: {name} is batchscape's own; leave it out"
-            raise ConfigError(msg)
+            raise ConfigError(f"engine.environment: {name} is batchscape's own; leave it out")
     if devices := command.environment.get("CUDA_VISIBLE_DEVICES"):
-        msg = (
+        raise ConfigError(
             f"engine.environment: CUDA_VISIBLE_DEVICES={devices} would put every run on the same "
             "devices; leave it out: each run is given devices of its own"
         )
-        raise ConfigError(msg)

@@ -30,19 +30,19 @@ _UNRANKED = -1
 
 @dataclass
 class RankMemory:
-    """Memory of one data-parallel rank so far, in GiB; None: never seen."""
+    """Memory of one data-parallel rank so far, in GiB."""
 
-    rss_gib: float | None = None
+    rss_gib: float = 0.0
     """Resident at the last look, shared pages included."""
-    uss_gib: float | None = None
+    uss_gib: float = 0.0
     """Resident at the last look, in no other process."""
-    peak_uss_gib: float | None = None
+    peak_uss_gib: float = 0.0
     """Highest of the same at any look."""
-    peak_rss_gib: float | None = None
+    peak_rss_gib: float = 0.0
     """Sum over its processes of the kernel's high-water marks; where there is none, the highest
     resident memory at any look."""
     device_used_gib: float | None = None
-    """Highest memory on CUDA devices at any look, as the driver tells."""
+    """Highest memory on CUDA devices at any look, as the driver tells; None: never seen."""
 
 
 class TreeMemory:
@@ -128,9 +128,9 @@ class TreeMemory:
             return
         of_rank = self.ranks.setdefault(rank, RankMemory())
         of_rank.rss_gib, of_rank.uss_gib = rss, uss
-        of_rank.peak_uss_gib = max(of_rank.peak_uss_gib or 0.0, uss)
+        of_rank.peak_uss_gib = max(of_rank.peak_uss_gib, uss)
         peak_rss_gib = sum(marks.get(process.pid, 0.0) for process in processes)
-        of_rank.peak_rss_gib = max(of_rank.peak_rss_gib or 0.0, peak_rss_gib)
+        of_rank.peak_rss_gib = max(of_rank.peak_rss_gib, peak_rss_gib)
         if device:
             of_rank.device_used_gib = max(of_rank.device_used_gib or 0.0, device / GIB)
 

@@ -53,7 +53,6 @@ def main(run_dir: str, rank: int) -> int:
     """Run the program of the run in `run_dir`."""
     folder = RunFolder(Path(run_dir))
     supervision: Supervision | None = None
-    cause: Cause | None = None
     try:
         supervision = Supervision(folder)
         signal.signal(signal.SIGTERM, supervision.request_stop)
@@ -121,10 +120,10 @@ class Supervision:
         if not goes_on:
             shutil.rmtree(folder.program, ignore_errors=True)
         folder.program.mkdir(parents=True, exist_ok=True)
-        command = command_line(spec, self._command, folder, self._attempt)
+        argv, cwd, environment = command_line(spec, self._command, folder, self._attempt)
         self._description = {
-            "argv": command.argv,
-            "cwd": str(command.folder.absolute()),
+            "argv": argv,
+            "cwd": str(cwd.absolute()),
             "metrics": asdict(self._command.metrics),
         }
         write_json(folder.command, self._description)
@@ -137,7 +136,7 @@ class Supervision:
             printed=folder.log,
             printed_before=0 if goes_on else self._log_offset,
         )
-        program = Program(command.argv, command.folder, command.environment)
+        program = Program(argv, cwd, environment)
         driver = driver_memory() if self._launch["device_type"] == "cuda" else None
         self._memory = TreeMemory(program.guard_pid, driver)
         self._rows.waits = self._waits = TreeWaits(program.guard_pid)

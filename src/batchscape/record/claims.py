@@ -38,7 +38,6 @@ import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from batchscape.record.disk import is_of_this_machine
 from batchscape.record.files import link_or_copy
@@ -149,17 +148,13 @@ class RunClaim:
         self._lock.release(remove=is_over)
 
 
-class _Touch(NamedTuple):
-    touched_ns: int
-    looked_s: float
-    """Seconds that this process had spent observing claims when it noticed the touch."""
-
-
 class RunClaims:
     """The claims of all runs, whoever holds them, by files that are added and by locks."""
 
     def __init__(self) -> None:
-        self._touches: dict[Path, _Touch] = {}
+        self._touches: dict[Path, tuple[int, float]] = {}
+        """Last touch of each claim, and the seconds that this process had looked at claims when it
+        noticed that."""
         self._looked_s = 0.0
         self._looked_at = time.monotonic()
         self._lock = threading.Lock()
@@ -231,10 +226,11 @@ class RunClaims:
             now = time.monotonic()
             self._looked_s += min(now - self._looked_at, _GAP_S)
             self._looked_at = now
-            touch = self._touches.get(path)
-            if touch is None or touch.touched_ns != touched_ns:
-                touch = self._touches[path] = _Touch(touched_ns, self._looked_s)
-            return self._looked_s - touch.looked_s
+            earlier_ns, noticed_s = self._touches.get(path, (None, 0.0))
+            if earlier_ns != touched_ns:
+                noticed_s = self._looked_s
+                self._touches[path] = touched_ns, noticed_s
+            return self._looked_s - noticed_s
 
 
 def _job() -> str | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from batchscape.record.folder import SweepFolder
@@ -13,7 +15,7 @@ from batchscape.record.timing import is_beside_others, is_mended_by_repeating
 
 ONE_AT_A_TIME = {"launcher.concurrent_runs": "1"}
 _FOLDER = ("sweep_dir", "hydra.sweep.dir")
-_DROPPED_OPTIONS = frozenset({"--multirun", "-m"})
+_DROPPED_OPTIONS = frozenset({"--multirun", "-m", "--retry"})
 _PLAIN_TEXT = re.compile(r"[\w./+-]+", re.ASCII)
 
 
@@ -42,13 +44,13 @@ def command_of(arguments: Sequence[str]) -> str:
     str
         For a shell, without `--retry`.
     """
-    queue, kept_arguments = list(arguments), []
-    while queue:
-        argument = queue.pop(0)
-        if argument == "--retry":
-            del queue[:1]
-        elif argument not in _DROPPED_OPTIONS and not argument.startswith("--retry="):
-            kept_arguments.append(argument)
+    kept_arguments = [
+        argument
+        for before, argument in pairwise(["", *arguments])
+        if before != "--retry"
+        and argument not in _DROPPED_OPTIONS
+        and not argument.startswith("--retry=")
+    ]
     return shlex.join(["batchscape", "sweep", *kept_arguments])
 
 
@@ -62,17 +64,17 @@ def changed_command(command: str, sweep_dir: str | Path, settings: Mapping[str, 
     settings : mapping of str to str
         Values in Hydra's grammar; they replace those that the command gives.
     """
-    program, verb, *words = shlex.split(command)
     replaced_keys = {*settings, *_FOLDER, "launcher.retry"}
     kept_words = [
-        word for word in words if word.partition("=")[0].lstrip("+~") not in replaced_keys
+        word
+        for word in shlex.split(command)
+        if word.partition("=")[0].lstrip("+~") not in replaced_keys
     ]
-    added_words = [f"{key}={value}" for key, value in settings.items()]
     folder = str(sweep_dir)
     # `123` and `null` would not be read as text.
     is_plain = "/" in folder and _PLAIN_TEXT.fullmatch(folder)
-    folder_word = f"sweep_dir={folder if is_plain else hydra_text(folder)}"
-    return shlex.join([program, verb, *kept_words, *added_words, folder_word])
+    new_settings = {**settings, "sweep_dir": folder if is_plain else hydra_text(folder)}
+    return shlex.join([*kept_words, *(f"{key}={value}" for key, value in new_settings.items())])
 
 
 def time_again(untimed_runs: Iterable[LaunchedRun], next_repeat: Mapping[str, int]) -> str | None:
@@ -90,13 +92,9 @@ def time_again(untimed_runs: Iterable[LaunchedRun], next_repeat: Mapping[str, in
         For a shell; several commands where several launched these runs. None where no command is
         known, or repeating would not make the times valid.
     """
-    repeatable_runs = [
-        run
-        for run in untimed_runs
-        if run.untimed_reason and is_mended_by_repeating(run.untimed_reason)
-    ]
     return _commands(
-        repeatable_runs, lambda sweep_dir: {"timing_repeat": str(next_repeat.get(sweep_dir, 1))}
+        (r for r in untimed_runs if r.untimed_reason and is_mended_by_repeating(r.untimed_reason)),
+        lambda sweep_dir: {"timing_repeat": str(next_repeat.get(sweep_dir, 1))},
     )
 
 
@@ -122,12 +120,11 @@ def _commands(
     runs: Iterable[LaunchedRun], settings_of: Callable[[str], dict[str, str]]
 ) -> str | None:
     """Return the commands that launched runs, with other settings by sweep folder."""
-    had_others_by_command: dict[tuple[str, str], bool] = {}
+    had_others_by_command: defaultdict[tuple[str, str], bool] = defaultdict(bool)
     for run in runs:
         if run.command is not None:
-            key = run.sweep_dir, run.command
-            had_others = run.untimed_reason is not None and is_beside_others(run.untimed_reason)
-            had_others_by_command[key] = had_others_by_command.get(key, False) or had_others
+            had_others = is_beside_others(run.untimed_reason or "")
+            had_others_by_command[run.sweep_dir, run.command] |= had_others
     commands = [
         changed_command(
             command, sweep_dir, (ONE_AT_A_TIME if had_others else {}) | settings_of(sweep_dir)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from batchscape.errors import ConfigError
 from batchscape.record.files import sha256_of
 
-_NOT_CONTENT = {"__pycache__"}
+_HIDDEN = re.compile(r"/(\.|__pycache__/)")
 _MOST_FILES = 10_000
 
 
@@ -46,8 +48,9 @@ def hash_of_files(entries: Iterable[str], folder: Path, setting: str) -> str | N
                 name = file.relative_to(path).as_posix()
                 digest.update(f"{entry}\0{name}\0{sha256_of(file)}\0".encode())
         except OSError as error:
-            msg = f"{setting}: {entry} cannot be read in {folder}: {error.strerror or error}"
-            raise ConfigError(msg) from None
+            raise ConfigError(
+                f"{setting}: {entry} cannot be read in {folder}: {error.strerror or error}"
+            ) from None
     return digest.hexdigest()[:16] if distinct else None
 
 
@@ -55,19 +58,16 @@ def _files(path: Path, entry: str, setting: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        msg = f"{setting}: there is no file or folder {entry} in {path.parent}"
-        raise ConfigError(msg)
-    files = []
-    for file in path.rglob("*"):
-        parts = file.relative_to(path).parts
-        if any(part.startswith(".") or part in _NOT_CONTENT for part in parts):
-            continue
-        if file.is_file():
-            files.append(file)
-        if len(files) > _MOST_FILES:
-            msg = (
-                f"{setting}: {entry} has more than {_MOST_FILES} files, each of which would be "
-                "read to name the runs; name those that decide the training"
-            )
-            raise ConfigError(msg)
-    return sorted(files)
+        raise ConfigError(f"{setting}: there is no file or folder {entry} in {path.parent}")
+    files = (
+        file
+        for file in path.rglob("*")
+        if not _HIDDEN.search(f"/{file.relative_to(path).as_posix()}/") and file.is_file()
+    )
+    first_files = list(islice(files, _MOST_FILES + 1))
+    if len(first_files) > _MOST_FILES:
+        raise ConfigError(
+            f"{setting}: {entry} has more than {_MOST_FILES} files, each of which would be "
+            "read to name the runs; name those that decide the training"
+        )
+    return sorted(first_files)

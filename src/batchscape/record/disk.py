@@ -21,17 +21,7 @@ if TYPE_CHECKING:
 
 _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
 """Errors of a write that are the disk's, and not the arguments'."""
-_MACHINE_ERRNOS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.EROFS,
-    errno.ESTALE,
-    errno.ENFILE,
-    errno.EMFILE,
-    errno.EAGAIN,
-}
+_MACHINE_ERRNOS = _DISK_ERRNOS | {errno.ESTALE, errno.ENFILE, errno.EMFILE, errno.EAGAIN}
 """Errors of the system that its disks and limits cause, and not the settings of a run."""
 _PROBE_BYTES = 1 << 16
 """Space that a run needs to begin: its JSON files and first rows."""
@@ -40,9 +30,10 @@ _LONGEST_CHAIN = 10
 _READERS = 16
 _Folder = TypeVar("_Folder")
 _Read = TypeVar("_Read")
-_LOCAL_FILE_SYSTEMS = frozenset(
-    {"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs"}
-) | {*("nilfs2", "overlay", "ramfs", "tmpfs", "xfs", "zfs")}
+_LOCAL_FILE_SYSTEMS = {
+    *("apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs"),
+    *("jfs", "nilfs2", "overlay", "ramfs", "tmpfs", "xfs", "zfs"),
+}
 """File systems that one machine has for itself."""
 
 
@@ -55,9 +46,7 @@ def free_bytes(path: Path) -> int:
         Need not exist; then the nearest existing folder above it counts.
     """
     path = path.absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    disk = os.statvfs(path)
+    disk = os.statvfs(next(folder for folder in (path, *path.parents) if folder.exists()))
     return disk.f_bavail * disk.f_frsize
 
 
@@ -67,14 +56,8 @@ def is_of_this_machine(folder: Path) -> bool:
     folder = folder.resolve()
     # Of several disks mounted at one place the last one is visible.
     mounts = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
-    return next(
-        (
-            mounts[path] in _LOCAL_FILE_SYSTEMS
-            for path in (folder, *folder.parents)
-            if path in mounts
-        ),
-        False,
-    )
+    visible_mounts = (mounts[path] for path in (folder, *folder.parents) if path in mounts)
+    return next(visible_mounts, None) in _LOCAL_FILE_SYSTEMS
 
 
 def read_each(
@@ -113,7 +96,7 @@ def disk_error(error: OSError, path: Path) -> OSError:
         A `DiskError` with the free space, where the disk is the cause; else the error itself.
     """
     number = error.errno
-    if isinstance(error, DiskError) or number is None or number not in _DISK_ERRNOS:
+    if isinstance(error, DiskError) or number not in _DISK_ERRNOS:
         return error
     try:
         free = size_text(free_bytes(path))
@@ -163,9 +146,8 @@ def causes_of(error: BaseException, *, hidden: bool = False) -> Iterator[BaseExc
 
 def is_fault_of_the_machine(error: BaseException) -> bool:
     """Return whether the machine caused an exception: a full or failing disk, or a network."""
-    if isinstance(error, ConnectionError):
-        return True
-    return isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS
+    is_of_system = isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS
+    return is_of_system or isinstance(error, ConnectionError)
 
 
 def disk_trouble(folder: Path) -> str | None:
@@ -180,14 +162,12 @@ def disk_trouble(folder: Path) -> str | None:
     """
     path = folder / f".probe.{os.getpid()}.tmp"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            unwritten = _PROBE_BYTES
-            while unwritten:
-                unwritten -= os.write(descriptor, bytes(unwritten))
-            os.fsync(descriptor)
+            with path.open("wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
         finally:
-            os.close(descriptor)
             path.unlink(missing_ok=True)
     except OSError as error:
         return str(disk_error(error, folder))
@@ -209,5 +189,6 @@ def check_usable(sweep: SweepFolder) -> None:
     except OSError as error:
         trouble = str(disk_error(error, path))
     if trouble is not None:
-        msg = f"{path} cannot be used: {trouble}; give a sweep_dir that can be written to"
-        raise LaunchError(msg)
+        raise LaunchError(
+            f"{path} cannot be used: {trouble}; give a sweep_dir that can be written to"
+        )

@@ -92,6 +92,7 @@ def environment(variables: Mapping[str, str], usable_cores: int) -> dict[str, An
         Plain values for JSON; null where a value is not known. `git` is the checkout of the working
         directory.
     """
+    driver, devices = driver_and_devices()
     return {
         "format_version": FORMAT_VERSION,
         "batchscape": _version("batchscape"),
@@ -106,7 +107,8 @@ def environment(variables: Mapping[str, str], usable_cores: int) -> dict[str, An
             "usable_cores": usable_cores,
         },
         "memory_gib": psutil.virtual_memory().total / GIB,
-        "cuda": _cuda(),
+        # A device that cannot be opened has no name.
+        "cuda": {"driver": driver, "devices": [device and device.name for device in devices]},
         "threads": {name: variables.get(name) for name in THREAD_VARIABLES},
         "kernels": {name: variables.get(name) for name in KERNEL_VARIABLES},
     }
@@ -129,10 +131,8 @@ def _cuda_packages(*path: str) -> list[str]:
 def _git(folder: Path) -> dict[str, Any]:
     revision = _git_output(folder, "rev-parse", "HEAD")
     changes = _git_output(folder, "status", "--porcelain", "--untracked-files=no")
-    return {
-        "revision": revision,
-        "dirty": None if revision is None or changes is None else bool(changes),
-    }
+    is_known = None not in (revision, changes)
+    return {"revision": revision, "dirty": bool(changes) if is_known else None}
 
 
 def _git_output(folder: Path, *arguments: str) -> str | None:
@@ -148,9 +148,3 @@ def _git_output(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return process.stdout.strip()
-
-
-def _cuda() -> dict[str, Any]:
-    """Ask the driver; a device that cannot be opened has no name."""
-    version, devices = driver_and_devices()
-    return {"driver": version, "devices": [device and device.name for device in devices]}

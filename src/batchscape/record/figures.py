@@ -47,13 +47,11 @@ class Figure:
     def __post_init__(self) -> None:
         """Refuse a reduction that `record.summary` does not have."""
         if self.reduction not in get_args(Reduction):
-            reductions = ", ".join(one for one in get_args(Reduction) if one)
-            msg = (
-                f"a figure reduces its column by one of: {reductions}; given {self.reduction!r} "
-                f"({self.meaning}). Choose one of these, or add the reduction to "
-                "`record/figures.py` and `record/summary.py`"
+            raise ValueError(
+                f"a figure reduces its column by one of: {', '.join(get_args(Reduction)[1:])}; "
+                f"given {self.reduction!r} ({self.meaning}). Choose one of these, or add the "
+                "reduction to `record/figures.py` and `record/summary.py`"
             )
-            raise ValueError(msg)
 
 
 class FigureColumn(NamedTuple):

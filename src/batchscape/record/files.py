@@ -50,11 +50,7 @@ class Tail:
             return []
         lines = content[: content.rfind(b"\n") + 1]
         self._offset += len(lines)
-        try:
-            return [parse_row(line) for line in lines.split(b"\n")[:-1]]
-        except ValueError as error:
-            msg = f"{self._path} is damaged: {error}"
-            raise DamageError(msg) from None
+        return [_parse(line, self._path) for line in lines.split(b"\n")[:-1]]
 
 
 _TAIL_BYTES = 1 << 14
@@ -148,16 +144,17 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         # Tens of thousands of small files are read at once: a buffer for each takes time.
         with path.open("rb", buffering=0) as file:
-            return parse_row(file.read())
+            content = file.read()
     except FileNotFoundError:
-        msg = f"{path} is missing"
-        raise DamageError(msg) from None
-    except (ValueError, RecursionError) as error:
-        msg = f"{path} is damaged: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{path} is missing") from None
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise RecordError(msg) from None
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from None
+    return _parse(content, path)
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """Read a JSON object as `read_json` does; an empty one where there is no file."""
+    return read_json(path) if path.exists() else {}
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -171,11 +168,10 @@ def read_record(path: Path) -> dict[str, Any]:
     content = read_json(path)
     version = content.pop("format_version", None)
     if version != FORMAT_VERSION:
-        msg = (
+        raise RecordError(
             f"{path} has format version {version}; this batchscape reads version {FORMAT_VERSION}. "
             "Use the batchscape that wrote it, or another sweep_dir"
         )
-        raise RecordError(msg)
     return content
 
 
@@ -198,31 +194,19 @@ def read_sealed(path: Path, seal_entry: Mapping[str, Any]) -> bytes:
     except FileNotFoundError:
         content = b""
     if hashlib.sha256(content).hexdigest() != seal_entry["sha256"]:
-        msg = f"{path} is missing or differs from what was sealed"
-        raise DamageError(msg)
+        raise DamageError(f"{path} is missing or differs from what was sealed")
     return content
 
 
-def parse_row(text: bytes) -> dict[str, Any]:
-    """Parse one JSON object.
-
-    Raises
-    ------
-    ValueError
-        If it is not one complete JSON object.
-    """
-    content = json.loads(text)
-    if not isinstance(content, dict):
-        msg = f"a JSON object is expected, found {type(content).__name__}"
-        raise ValueError(msg)
+def _parse(text: bytes, path: Path, place: str = "") -> dict[str, Any]:
+    """Parse one complete JSON object of a file, or say where the file is damaged."""
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError(f"a JSON object is expected, found {type(content).__name__}")
+    except (ValueError, RecursionError) as error:
+        raise DamageError(f"{path} is damaged{place}: {error}") from None
     return content
-
-
-def remove_if_possible(*paths: Path) -> None:
-    """Remove files; those that cannot be removed stay."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
 
 
 def sha256_of(path: Path) -> str:
@@ -300,17 +284,11 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     return
-                try:
-                    row = parse_row(line)
-                except (ValueError, RecursionError) as error:
-                    msg = f"{path} is damaged in line {number}: {error}"
-                    raise DamageError(msg) from None
-                yield row
+                yield _parse(line, path, f" in line {number}")
     except FileNotFoundError:
         return
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise RecordError(msg) from None
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
@@ -335,11 +313,7 @@ def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
     # The text after the last newline is empty or torn; the first line may be cut.
     end = end_of(path, tail_bytes)
     lines = end.split(b"\n")[1 if len(end) == tail_bytes else 0 : -1]
-    try:
-        return parse_row(lines[-1]) if lines else {}
-    except ValueError as error:
-        msg = f"{path} is damaged in its last line: {error}"
-        raise DamageError(msg) from None
+    return _parse(lines[-1], path, " in its last line") if lines else {}
 
 
 def end_of(path: Path, max_bytes: int, since: int = 0) -> bytes:

@@ -53,9 +53,7 @@ def no_runs(sweep_dir: Path) -> str:
     text = f"{sweep_dir} {problem}; a sweep folder has a 'runs' folder with runs in it"
     sibling_names = {path.parent.name for path in sweep_dir.parent.glob("*/runs")}
     names = sorted(sibling_names - {sweep_dir.name})
-    names_with_hash = [
-        name for name in names if sweep_dir.name and name.startswith(f"{sweep_dir.name}-")
-    ]
+    names_with_hash = [name for name in names if name.startswith(f"{sweep_dir.name}-")]
     near_names_first = dict.fromkeys(
         [*names_with_hash, *near_names(sweep_dir.name, names, _MAX_NAMES)]
     )
@@ -76,56 +74,51 @@ CHECKPOINT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.pt")
 """Name of a checkpoint: optimizer steps done, first digits of its SHA-256."""
 
 
+class _Below:
+    """A path below the folder of a run or of a sweep, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder | SweepFolder, owner: object) -> Path:
+        """Return the path in a folder."""
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of one run."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        """Specification of the run (`record.spec`)."""
-        return self.path / "config.json"
-
-    @property
-    def status(self) -> Path:
-        """Status, attempts, summary and seal of the run."""
-        return self.path / "status.json"
-
-    @property
-    def environment(self) -> Path:
-        """Software and hardware of the run."""
-        return self.path / "environment.json"
-
-    @property
-    def prediction(self) -> Path:
-        """Memory and time that were predicted before the first attempt."""
-        return self.path / "prediction.json"
-
-    @property
-    def launch(self) -> Path:
-        """How the processes of the latest attempt were started."""
-        return self.path / "launch.json"
-
-    @property
-    def command(self) -> Path:
-        """Command of a program (`engine=command`), and the batch that it really used."""
-        return self.path / "command.json"
-
-    @property
-    def program(self) -> Path:
-        """Folder that a program (`engine=command`) writes to."""
-        return self.path / "program"
-
-    @property
-    def log(self) -> Path:
-        """Output of its processes."""
-        return self.path / "log.txt"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
+    config = _Below("config.json")
+    """Specification of the run (`record.spec`)."""
+    status = _Below("status.json")
+    """Status, attempts, summary and seal of the run."""
+    environment = _Below("environment.json")
+    """Software and hardware of the run."""
+    prediction = _Below("prediction.json")
+    """Memory and time that were predicted before the first attempt."""
+    launch = _Below("launch.json")
+    """How the processes of the latest attempt were started."""
+    command = _Below("command.json")
+    """Command of a program (`engine=command`), and the batch that it really used."""
+    program = _Below("program")
+    """Folder that a program (`engine=command`) writes to."""
+    log = _Below("log.txt")
+    """Output of its processes."""
+    checkpoints = _Below("checkpoints")
+    """Folder of the checkpoints."""
+    branches = _Below("branches")
+    """Folder of the branch points."""
+    beginning = _Below("beginning")
+    """Folder of the state and the rows of another run, from which it began."""
+    mirror = _Below("wandb.json")
+    """Record of the rows sent to Weights & Biases."""
+    gradient_sketch = _Below("gradient_sketch.npy")
+    """Sketch of the gradient of the first optimizer step."""
+    lock = _Below(".lock")
+    """Lock of the launcher that has begun the run, and of its ranks; `record.claims`."""
 
     @property
     def checkpoint_step(self) -> int | None:
@@ -135,11 +128,6 @@ class RunFolder:
         names = (CHECKPOINT.fullmatch(path.name) for path in self.checkpoints.iterdir())
         return max((int(name[1]) for name in names if name), default=None)
 
-    @property
-    def branches(self) -> Path:
-        """Folder of the branch points."""
-        return self.path / "branches"
-
     def branch_point(self, optimizer_steps: int) -> Path:
         """Folder of the state, and of the rows, that other runs begin with."""
         return self.branches / f"step-{optimizer_steps:09d}"
@@ -147,26 +135,6 @@ class RunFolder:
     def branch_points(self) -> list[Path]:
         """Folders of the states that are there whole."""
         return sorted(self.branches.glob("step-*")) if self.branches.is_dir() else []
-
-    @property
-    def beginning(self) -> Path:
-        """Folder of the state and the rows of another run, from which it began."""
-        return self.path / "beginning"
-
-    @property
-    def mirror(self) -> Path:
-        """Record of the rows sent to Weights & Biases."""
-        return self.path / "wandb.json"
-
-    @property
-    def gradient_sketch(self) -> Path:
-        """Sketch of the gradient of the first optimizer step."""
-        return self.path / "gradient_sketch.npy"
-
-    @property
-    def lock(self) -> Path:
-        """Lock of the launcher that has begun the run, and of its ranks; `record.claims`."""
-        return self.path / ".lock"
 
     def lines(self, table: str) -> Path:
         """Rows of a table while the run is open."""
@@ -197,70 +165,36 @@ class SweepFolder:
 
     path: Path
 
-    @property
-    def runs(self) -> Path:
-        """Folder of the run folders."""
-        return self.path / "runs"
-
-    @property
-    def lock(self) -> Path:
-        """Lock that the launchers at work share; see `record.locks`."""
-        return self.path / ".lock"
-
-    @property
-    def writing_lock(self) -> Path:
-        """Lock that is held for moments, to write the plan or to add run folders."""
-        return self.path / ".writing.lock"
-
-    @property
-    def plan(self) -> Path:
-        """The latest plan: every cell, launched or rejected. Derived from the run folders."""
-        return self.path / "plan.csv"
-
-    @property
-    def wandb(self) -> Path:
-        """Folder of everything that Weights & Biases writes for the sweep."""
-        return self.path / "wandb"
-
-    @property
-    def mirror(self) -> Path:
-        """Record of the report of the sweep sent to Weights & Biases."""
-        return self.path / "wandb.json"
-
-    @property
-    def report(self) -> Path:
-        """Folder of the tables, figures and the page that shows them."""
-        return self.path / "report"
-
-    @property
-    def slurm(self) -> Path:
-        """Folder of the orders for jobs of a cluster, and of their output."""
-        return self.path / "slurm"
+    runs = _Below("runs")
+    """Folder of the run folders."""
+    lock = _Below(".lock")
+    """Lock that the launchers at work share; see `record.locks`."""
+    writing_lock = _Below(".writing.lock")
+    """Lock that is held for moments, to write the plan or to add run folders."""
+    plan = _Below("plan.csv")
+    """The latest plan: every cell, launched or rejected. Derived from the run folders."""
+    wandb = _Below("wandb")
+    """Folder of everything that Weights & Biases writes for the sweep."""
+    mirror = _Below("wandb.json")
+    """Record of the report of the sweep sent to Weights & Biases."""
+    report = _Below("report")
+    """Folder of the tables, figures and the page that shows them."""
+    slurm = _Below("slurm")
+    """Folder of the orders for jobs of a cluster, and of their output."""
 
     @property
     def search(self) -> SweepFolder:
         """Sweep of the trials of a search, which no analysis pools."""
         return SweepFolder(self.path / "search")
 
-    @property
-    def trials(self) -> Path:
-        """Trials of a search with their values and outcomes, derived from its storage."""
-        return self.path / "trials.csv"
-
-    @property
-    def grid_results(self) -> Path:
-        """Results of the grid around the best trials of a search."""
-        return self.path / "measured.json"
-
-    @property
-    def search_lock(self) -> Path:
-        """Lock that a search holds while it works here, also between its launches."""
-        return self.path / ".search.lock"
-
-    @property
-    def space(self) -> Path:
-        """Space of a search, which may not change, and its number of trials."""
-        return self.path / "search.json"
+    trials = _Below("trials.csv")
+    """Trials of a search with their values and outcomes, derived from its storage."""
+    grid_results = _Below("measured.json")
+    """Results of the grid around the best trials of a search."""
+    search_lock = _Below(".search.lock")
+    """Lock that a search holds while it works here, also between its launches."""
+    space = _Below("search.json")
+    """Space of a search, which may not change, and its number of trials."""
 
     def run(self, run_id: str) -> RunFolder:
         """Folder of one run."""

@@ -46,18 +46,13 @@ def read_sketch(folder: RunFolder) -> NDArray[np.float64] | None:
     """
     path = folder.gradient_sketch
     try:
-        content = path.read_bytes()
+        sketch: NDArray[np.float64] = np.load(path, allow_pickle=False)
+        if sketch.dtype != np.float64 or sketch.ndim != 1:
+            raise ValueError("a row of float64 numbers is expected")
     except FileNotFoundError:
         return None
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise RecordError(msg) from None
-    try:
-        sketch = np.load(BytesIO(content), allow_pickle=False)
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from None
     except Exception as error:  # noqa: BLE001  (a header is parsed as Python: all kinds are raised)
-        msg = f"{path} is damaged: {error}"
-        raise DamageError(msg) from None
-    if sketch.dtype != np.float64 or sketch.ndim != 1:
-        msg = f"{path} is damaged: a row of float64 numbers is expected"
-        raise DamageError(msg)
-    return np.asarray(sketch)
+        raise DamageError(f"{path} is damaged: {error}") from None
+    return sketch

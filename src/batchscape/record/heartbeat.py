@@ -160,16 +160,13 @@ def beat(
     steps_done : int, optional
         Optimizer steps of this attempt; left out: those counted so far.
     """
-    earlier_beat = _current.last
-    step = earlier_beat.optimizer_step if optimizer_step is None else optimizer_step
+    beats, last_step, last_done, last_micro_step, _ = _current.last
+    step = last_step if optimizer_step is None else optimizer_step
     if micro_step is None:
-        micro_step = earlier_beat.micro_step if step == earlier_beat.optimizer_step else 0
-    done = earlier_beat.steps_done
-    if steps_done is not None:
-        done = steps_done
-    elif step > earlier_beat.optimizer_step > 0:
-        done += step - earlier_beat.optimizer_step
-    _current.last = Beat(earlier_beat.beats + 1, step, done, micro_step, phase)
+        micro_step = last_micro_step if step == last_step else 0
+    if steps_done is None:
+        steps_done = last_done + (step - last_step if step > last_step > 0 else 0)
+    _current.last = Beat(beats + 1, step, steps_done, micro_step, phase)
     if _current.shared is not None:
         _current.shared.write(_current.last)
 

@@ -35,13 +35,8 @@ def file_age_s(path: Path) -> float:
         return 0.0
 
 
-def _offset_s() -> float:
-    try:
-        return float(os.environ[_VARIABLE])
-    except (KeyError, ValueError):
-        offset_s = time.time() - time.clock_gettime(_CLOCK)
-        os.environ[_VARIABLE] = repr(offset_s)
-        return offset_s
-
-
-_OFFSET_S = _offset_s()
+try:
+    _OFFSET_S = float(os.environ[_VARIABLE])
+except (KeyError, ValueError):
+    _OFFSET_S = time.time() - time.clock_gettime(_CLOCK)
+    os.environ[_VARIABLE] = repr(_OFFSET_S)

@@ -188,8 +188,9 @@ def sweep_lock(sweep: SweepFolder) -> Iterator[None]:
         try:
             stack.enter_context(hold(sweep.lock, fcntl.LOCK_SH))
         except OSError as error:
-            msg = f"{sweep.path} cannot be used ({error}); give a sweep_dir that can be written to"
-            raise LaunchError(msg) from None
+            raise LaunchError(
+                f"{sweep.path} cannot be used ({error}); give a sweep_dir that can be written to"
+            ) from None
         yield
 
 

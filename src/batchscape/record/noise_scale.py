@@ -48,11 +48,10 @@ def noise_samples(steps: pd.DataFrame) -> pd.DataFrame:
         Rows with finite numbers only, under their index: `noise` (an unbiased estimate of tr(S)),
         `signal` (one of |G|^2), `b_small` and `b_big`. Single estimates may be negative.
     """
-    numbers = {name: steps[name].to_numpy(dtype=float, na_value=np.nan) for name in NOISE_COLUMNS}
-    big, small = numbers["global_batch_size"], numbers["small_batch_size"]
-    small_square = numbers["small_gradient_square"]
+    numbers = (steps[name].to_numpy(dtype=float, na_value=np.nan) for name in NOISE_COLUMNS)
+    big, big_norm, small, small_square = numbers
     with np.errstate(over="ignore", invalid="ignore"):
-        big_square = numbers["gradient_norm"] ** 2
+        big_square = big_norm**2
         samples = pd.DataFrame(
             {
                 "noise": (small_square - big_square) / (1 / small - 1 / big),

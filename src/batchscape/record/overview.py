@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -24,14 +23,13 @@ from rich.text import Text
 from batchscape.errors import RecordError
 from batchscape.outgoing import outgoing_json
 from batchscape.record.disk import read_each
-from batchscape.record.files import last_row
+from batchscape.record.files import last_row, read_json, read_json_if_there
 from batchscape.record.folder import RunFolder, SweepFolder, no_runs
 from batchscape.record.instants import file_age_s
 from batchscape.record.locks import is_held
 from batchscape.record.state import Next, RunState, read_state
 from batchscape.record.status import FAULTS, Cause, Status, StopReason
 from batchscape.record.timing import untimed_text, why_run_untimed
-from batchscape.record.trial_counts import TrialCounts, count_trials
 from batchscape.text import count_text, duration_text
 
 UNREADABLE = "unreadable"
@@ -155,34 +153,34 @@ class RunProgress:
         status = Status(self.status)
         if status is Status.REJECTED and not self.is_rejected_by_plan:
             return _NOT_LAUNCHED
-        if status.ended_after_launch and status is not Status.COMPLETED and self.cause is not None:
+        if status.ended_after_launch and self.cause is not None:
             return CAUSE_ADVICE[Cause(self.cause)]
         return STATUS_ADVICE[status]
 
 
 def run_progress(folder: RunFolder) -> RunProgress:
     """Read the progress of a run; read again where its launcher may have written meanwhile."""
-    with contextlib.suppress(RecordError, OSError):
-        return _progress(read_state(folder))
-    try:
-        return _progress(read_state(folder))
-    except (RecordError, OSError) as error:
-        return RunProgress(folder.path.name, UNREADABLE, reason=str(error), next=Next.LEAVE)
+    for _ in range(2):
+        try:
+            return _progress(read_state(folder))
+        except (RecordError, OSError) as error:
+            reason = str(error)
+    return RunProgress(folder.path.name, UNREADABLE, reason=reason, next=Next.LEAVE)
 
 
 def _progress(state: RunState) -> RunProgress:
-    folder, record = state.folder, state.record
-    end = state.shown
-    is_running, is_completed = end.status is Status.RUNNING, end.status is Status.COMPLETED
+    folder, record, end = state.folder, state.record, state.shown
     row = {} if record.seal else last_row(folder.lines("steps"))
-    loss = record.summary.get("final_loss") if record.seal else row.get("loss")
+    if record.seal:
+        done, loss = (record.summary.get(name) for name in ("optimizer_steps", "final_loss"))
+    else:
+        done, loss = row.get("optimizer_step"), row.get("loss")
     steps = (state.config.get("resolved") or {}).get("optimizer_steps")
+    is_running = end.status is Status.RUNNING
     return RunProgress(
         run_id=folder.path.name,
         status=str(end.status),
-        optimizer_step=(
-            record.summary.get("optimizer_steps") if record.seal else row.get("optimizer_step")
-        ),
+        optimizer_step=done,
         optimizer_steps=steps,
         loss=None if loss is None or math.isnan(loss) else loss,
         age_s=file_age_s(folder.lines("steps")) if row else None,
@@ -195,7 +193,7 @@ def _progress(state: RunState) -> RunProgress:
         checkpoint_step=None if record.seal else folder.checkpoint_step,
         left_s=remaining_s(row, steps) if is_running else None,
         launcher=state.holder if is_running else None,
-        untimed=why_run_untimed(folder, record) if is_completed else None,
+        untimed=why_run_untimed(folder, record) if end.status is Status.COMPLETED else None,
         next=state.next_step(),
     )
 
@@ -223,6 +221,72 @@ def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | 
     return max(0.0, float(step_s) * (optimizer_steps - int(done)))
 
 
+FAILED_TRIALS = FAULTS - {Status.OOM}
+"""Outcomes of trials without a result, which may be run again; out of memory is a result."""
+
+
+@dataclass(frozen=True)
+class TrialCounts:
+    """Progress of the trials of a search."""
+
+    asked: int
+    """Number of trials for each study, by the latest command."""
+    done: dict[str, int]
+    """Number of trials that are over, by study, whatever their outcomes."""
+    grid_is_left: bool
+    """Whether a grid is to be measured around the best, and is not over."""
+
+    @property
+    def left(self) -> int:
+        """Number of trials that are not over, or not begun."""
+        return sum(max(0, self.asked - done) for done in self.done.values())
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether trials are left, or the grid around the best is."""
+        return self.left > 0 or self.grid_is_left
+
+
+def count_trials(sweep: SweepFolder) -> TrialCounts | None:
+    """Count the trials of a search; None where there is none, or its files cannot be read.
+
+    Parameters
+    ----------
+    sweep : SweepFolder
+        Of the grid, or of the trials.
+    """
+    search = sweep if sweep.space.exists() else sweep.search
+    done: Counter[str] = Counter()
+    valid_trials: Counter[str] = Counter()
+    studies_with_best = set()
+    try:
+        space = read_json(search.space)
+        for row in _csv_rows(search.trials):
+            study, outcome = row["study"], row["outcome"]
+            done[study] += bool(outcome)
+            valid_trials[study] += bool(outcome) and outcome not in FAILED_TRIALS
+            if row["is_best"] == "True":
+                studies_with_best.add(study)
+        # A grid belongs to a number of trials: where there are more, another grid follows.
+        grids = read_json_if_there(search.grid_results).get("studies", [])
+        trials_by_study = {study["study"]: study["trials"] for study in grids}
+        return TrialCounts(
+            asked=int(space["trials"]),
+            done=dict(done),
+            grid_is_left=int(space["grid_points"]) > 0
+            and any(
+                trials_by_study.get(study) != valid_trials[study] for study in studies_with_best
+            ),
+        )
+    except (OSError, ValueError, TypeError, KeyError, csv.Error, RecordError):
+        return None
+
+
+def _csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 STATES = {
     "running": "a launcher is at work",
     "interrupted": "no launcher is at work, and the same command would go on",
@@ -248,15 +312,12 @@ class Overview:
     @property
     def counts(self) -> dict[str, int]:
         """Number of runs of each status that occurs, `unreadable` among them."""
-        counts = Counter(run.status for run in self.runs)
-        order = [*map(str, Status), UNREADABLE]
-        return {status: counts[status] for status in order if counts[status]}
+        return _ordered_counts((run.status for run in self.runs), [*Status, UNREADABLE])
 
     @property
     def next_steps(self) -> dict[str, int]:
         """Number of runs for each next step of the same command."""
-        counts = Counter(run.next for run in self.runs)
-        return {str(step): counts[step] for step in Next if counts[step]}
+        return _ordered_counts((run.next for run in self.runs), Next)
 
     def with_status(self, *statuses: str) -> list[RunProgress]:
         """Return the runs of some statuses."""
@@ -270,10 +331,15 @@ class Overview:
             "launchers": list(self.launchers),
             "counts": self.counts,
             "next": self.next_steps,
-            "trials": None if self.trials is None else asdict(self.trials),
+            "trials": self.trials and asdict(self.trials),
             "runs": [{**asdict(run), "advice": run.advice} for run in self.runs],
         }
         return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
+
+
+def _ordered_counts(words: Iterable[str], order: Iterable[str]) -> dict[str, int]:
+    counts = Counter(words)
+    return {str(word): counts[word] for word in order if counts[word]}
 
 
 def overview(sweep: SweepFolder) -> Overview:
@@ -285,15 +351,13 @@ def overview(sweep: SweepFolder) -> Overview:
         If the folder is no sweep.
     """
     try:
-        with sweep.plan.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = _csv_rows(sweep.plan)
         planned = [row["run_id"] for row in rows if row["planned"] == "launch"]
     except (OSError, ValueError, KeyError, csv.Error):
         planned = []  # the plan is derived: a damaged one counts for nothing
     folders = sweep.run_folders()
     if not folders and not planned:
-        msg = no_runs(sweep.path)
-        raise RecordError(msg)
+        raise RecordError(no_runs(sweep.path))
     runs = read_each(run_progress, folders, sweep.path)
     names = {run.run_id for run in runs}
     runs += [RunProgress(name, str(Status.PENDING)) for name in planned if name not in names]
@@ -314,38 +378,43 @@ def overview(sweep: SweepFolder) -> Overview:
 
 def overview_text(sweep_overview: Overview) -> RenderableType:
     """Return the overview of a sweep for people, the most urgent part first."""
-    launchers_text = (
-        f" (launchers: {', '.join(sweep_overview.launchers)})" if sweep_overview.launchers else ""
-    )
-    headline = Text(
-        f"{sweep_overview.sweep_dir}: {sweep_overview.state}{launchers_text}", style="bold"
-    )
-    counts = dict(sweep_overview.counts)
-    rejected = counts.pop(str(Status.REJECTED), 0)
-    listing = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
-    text = f"{count_text(sum(counts.values()), 'run')}: {listing}"
-    text = f"{text}; {count_text(rejected, 'run')} rejected" if rejected else text
-    parts: list[RenderableType] = [headline, Text(text)]
-    if sweep_overview.trials is not None:
-        parts += map(Text, _trial_lines(sweep_overview.trials))
-    if reason_counts := Counter(
-        run.untimed for run in sweep_overview.runs if run.untimed is not None
-    ):
-        completed = len(sweep_overview.with_status(Status.COMPLETED))
-        parts.append(Text(untimed_text(reason_counts, completed)))
+    headline = f"{sweep_overview.sweep_dir}: {sweep_overview.state}"
+    if sweep_overview.launchers:
+        headline += f" (launchers: {', '.join(sweep_overview.launchers)})"
+    parts: list[RenderableType] = [
+        Text(headline, style="bold"),
+        *map(Text, _summary(sweep_overview)),
+    ]
     if running := sweep_overview.with_status(Status.RUNNING):
         parts += [_title("Running now"), _running_table(running)]
     for title, lines, advice in _sections(sweep_overview):
         if not lines:
             continue
-        parts.append(_title(title))
-        parts += [_line(text) for line in lines[:_MOST_LISTED] for text in line.split("\n")]
-        unlisted = len(lines) - _MOST_LISTED
-        if unlisted > 0:
-            parts.append(_line(f"and {unlisted} more; --json lists all"))
+        listed = [text for line in lines[:_MOST_LISTED] for text in line.split("\n")]
+        if len(lines) > _MOST_LISTED:
+            listed.append(f"and {len(lines) - _MOST_LISTED} more; --json lists all")
         if advice:
-            parts.append(_line(f"What to do: {advice}"))
+            listed.append(f"What to do: {advice}")
+        indented = (Padding(Text(text), (0, 0, 0, 2), expand=False) for text in listed)
+        parts += [_title(title), *indented]
     return Group(*parts, Text(""), Text(_next_text(sweep_overview)))
+
+
+def _summary(sweep_overview: Overview) -> Iterator[str]:
+    """Yield the lines about all runs: counts, trials, and whether times count."""
+    counts = dict(sweep_overview.counts)
+    rejected = counts.pop(str(Status.REJECTED), 0)
+    listing = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
+    rejected_text = f"; {count_text(rejected, 'run')} rejected" if rejected else ""
+    yield f"{count_text(sum(counts.values()), 'run')}: {listing}{rejected_text}"
+    if (trials := sweep_overview.trials) is not None:
+        total = sum(trials.done.values())
+        yield f"Trials: {total} of {total + trials.left} done"
+        if trials.left:
+            for study, done in trials.done.items():
+                yield f"  {study}: {done} of {max(trials.asked, done)}"
+    if reasons := Counter(run.untimed for run in sweep_overview.runs if run.untimed is not None):
+        yield untimed_text(reasons, sweep_overview.counts[Status.COMPLETED])
 
 
 def _sections(sweep_overview: Overview) -> Iterator[tuple[str, list[str], str]]:
@@ -361,12 +430,10 @@ def _sections(sweep_overview: Overview) -> Iterator[tuple[str, list[str], str]]:
         is_failed = cause and status == Status.FAILED
         title = f"Failed: {words}" if is_failed else words.capitalize()
         yield f"{title} ({len(lines)})", lines, advice
-    unreadable_lines = [
-        f"{run.run_id}: {run.reason}" for run in sweep_overview.with_status(UNREADABLE)
-    ]
-    yield "Cannot be read", unreadable_lines, UNREADABLE_ADVICE
-    interrupted_runs = sweep_overview.with_status(Status.INTERRUPTED)
-    yield "Interrupted", list(map(_interrupted_text, interrupted_runs)), ""
+    lines = [f"{run.run_id}: {run.reason}" for run in sweep_overview.with_status(UNREADABLE)]
+    yield "Cannot be read", lines, UNREADABLE_ADVICE
+    lines = list(map(_interrupted_text, sweep_overview.with_status(Status.INTERRUPTED)))
+    yield "Interrupted", lines, ""
     ended_runs = sweep_overview.with_status(Status.DIVERGED, Status.PRUNED)
     lines = [f"{run.run_id} {run.status}: {run.reason}" for run in ended_runs]
     yield "Over, without having reached their budget", lines, ""
@@ -376,20 +443,8 @@ def _sections(sweep_overview: Overview) -> Iterator[tuple[str, list[str], str]]:
     yield "Completed", list(map(_completed_text, sweep_overview.with_status(Status.COMPLETED))), ""
 
 
-def _trial_lines(trials: TrialCounts) -> Iterator[str]:
-    total = sum(trials.done.values())
-    yield f"Trials: {total} of {total + trials.left} done"
-    if trials.left:
-        for study, done in trials.done.items():
-            yield f"  {study}: {done} of {max(trials.asked, done)}"
-
-
 def _title(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
-
-
-def _line(text: str) -> Padding:
-    return Padding(Text(text), (0, 0, 0, 2), expand=False)
 
 
 def _running_table(runs: list[RunProgress]) -> Table:
@@ -450,18 +505,17 @@ def _next_text(sweep_overview: Overview) -> str:
     }
     steps = sweep_overview.next_steps
     parts = [text.format(steps[step]) for step, text in texts.items() if step in steps]
+    sentences = [f"The same command now {', '.join(parts)}."] if parts else []
     trials = sweep_overview.trials
-    is_searching = trials is not None and trials.is_unfinished
-    text = f"The same command now {', '.join(parts)}." if parts else ""
-    if not parts and not is_searching:
-        return "The same command would do nothing."
-    if trials is not None and is_searching:
+    if trials is not None and trials.is_unfinished:
         count = count_text(trials.left, "trial is", "trials are")
         tasks = [f"{count} left"] if trials.left else []
         tasks += ["the grid around the best is to be measured"] if trials.grid_is_left else []
-        goes_on = "It goes on" if parts else "The same command goes on"
-        text = f"{text} {goes_on} with the search: {', and '.join(tasks)}.".lstrip()
+        who = "It" if parts else "The same command"
+        sentences.append(f"{who} goes on with the search: {', and '.join(tasks)}.")
+    elif not parts:
+        return "The same command would do nothing."
     faults = {run.status for run in sweep_overview.with_status(*FAULTS) if run.next is Next.LEAVE}
     if faults:
-        text += f" To repeat those that failed, add --retry {','.join(sorted(faults))}."
-    return text
+        sentences.append(f"To repeat those that failed, add --retry {','.join(sorted(faults))}.")
+    return " ".join(sentences)

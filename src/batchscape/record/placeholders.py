@@ -118,7 +118,7 @@ def placeholder_values(config: RunConfig, stages: Sequence[Stage]) -> dict[str, 
         "accumulation_over_ranks": batch // geometry.micro_batch_size,
         "data_parallel_size": geometry.data_parallel_size,
         "nodes": geometry.nodes,
-        "devices": geometry.data_parallel_size // geometry.nodes,
+        "devices": geometry.devices_per_node,
         "global_batch_size": batch,
         "global_batch_tokens": None if length is None else batch * length,
         "samples": stage.samples,
@@ -143,13 +143,18 @@ def placeholder_values(config: RunConfig, stages: Sequence[Stage]) -> dict[str, 
         ("warmup_optimizer_steps", "schedule.warmup_samples"),
         ("evaluation_every_optimizer_steps", "evaluation.every_samples"),
     ):
-        values[name] = _in_steps(name, key, values[key], batch) if name in names else None
+        samples = values[key]
+        if name in names and samples is not None and samples % batch:
+            raise ConfigError(
+                f"{{{name}}} needs {key} to be a multiple of the global batch {batch}; given "
+                f"{samples}; use {near_multiples(samples, batch)}"
+            )
+        values[name] = None if samples is None else samples // batch
     _check_names(names, (*values, *START_PLACEHOLDERS))
     for name in names:
         if name in values and values[name] is None:
             key = next((key for key, by in _PLACEHOLDERS_OF_SETTING.items() if name in by), name)
-            msg = f"engine.argv names {{{name}}}, but {key} is null; give it a value"
-            raise ConfigError(msg)
+            raise ConfigError(f"engine.argv names {{{name}}}, but {key} is null; give it a value")
     return values
 
 
@@ -164,17 +169,16 @@ def is_passed(key: str, names: Iterable[str]) -> bool:
         Placeholders of the command.
     """
     names = set(names)
+    settings = [key]
     if key in OUR_GROUPS:
-        placeholders_of_group = {
-            by
-            for setting, many in _PLACEHOLDERS_OF_SETTING.items()
-            for by in many
-            if _is_in_group(setting, key)
-        }
-        return bool(placeholders_of_group & names) or any(_is_in_group(name, key) for name in names)
-    if is_of_our_loop(key) or key in _PLACEHOLDERS_OF_SETTING:
-        return key in names or not names.isdisjoint(_PLACEHOLDERS_OF_SETTING.get(key, ()))
-    return True
+        known_settings = (*_PLACEHOLDERS_OF_SETTING, *names)
+        settings = [name for name in known_settings if name.partition(".")[0] == key]
+    elif not is_of_our_loop(key) and key not in _PLACEHOLDERS_OF_SETTING:
+        return True
+    return any(
+        not names.isdisjoint((setting, *_PLACEHOLDERS_OF_SETTING.get(setting, ())))
+        for setting in settings
+    )
 
 
 def unpassed_settings(config: RunConfig) -> list[str]:
@@ -188,37 +192,19 @@ def unpassed_settings(config: RunConfig) -> list[str]:
     return [key for key in keys if is_of_our_loop(key) and not is_passed(key, names)]
 
 
-def _in_steps(name: str, key: str, samples: int | None, batch: int) -> int | None:
-    if samples is None:
-        return None
-    if samples % batch:
-        msg = (
-            f"{{{name}}} needs {key} to be a multiple of the global batch {batch}; given "
-            f"{samples}; use {near_multiples(samples, batch)}"
-        )
-        raise ConfigError(msg)
-    return samples // batch
-
-
 def _check_names(names: Iterable[str], valid: Sequence[str]) -> None:
     for name in names:
         if name not in valid:
             hint = did_you_mean([f"{{{near}}}" for near in near_names(name, valid)])
             listing = ", ".join(n for n in dict.fromkeys((*PLACEHOLDERS, *valid)) if "." not in n)
-            msg = (
+            raise ConfigError(
                 f"engine.argv: there is no placeholder {{{name}}}{hint} Known: {listing}; settings "
                 f"by their keys, such as {{optimizer.weight_decay}}; and your own, with "
                 f"+engine.values.{name.replace('.', '_')}=VALUE"
             )
-            raise ConfigError(msg)
-
-
-def _is_in_group(key: str, group: str) -> bool:
-    return key.partition(".")[0] == group
 
 
 def _command(config: RunConfig) -> Command:
     if not isinstance(config.engine, Command):
-        msg = f"engine={config.engine.name} has no command"
-        raise AssertionError(msg)
+        raise AssertionError(f"engine={config.engine.name} has no command")
     return config.engine

@@ -5,12 +5,11 @@ The other files of a run become one flat row (`run_row`).
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any, cast
@@ -21,9 +20,14 @@ from pandas.api.extensions import ExtensionArray
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.disk import read_each
 from batchscape.record.figures import COLUMNS, FIGURES
-from batchscape.record.files import read_json, read_json_lines, read_record, read_sealed
+from batchscape.record.files import (
+    read_json_if_there,
+    read_json_lines,
+    read_record,
+    read_sealed,
+)
 from batchscape.record.folder import RunFolder
-from batchscape.record.status import RunStatus
+from batchscape.record.status import Attempt, RunStatus
 
 if TYPE_CHECKING:
     # Importing Polars takes time and memory, which trainer and launcher save: it is imported where
@@ -52,7 +56,7 @@ def run_row(folder: RunFolder, status: RunStatus) -> dict[str, Any]:
     Returns
     -------
     dict
-        Identity, status, geometry, resolved values, environment, summary and settings.
+        Sweep, identity, status, geometry, resolved values, environment, summary and settings.
 
     Raises
     ------
@@ -62,81 +66,74 @@ def run_row(folder: RunFolder, status: RunStatus) -> dict[str, Any]:
     config = read_record(folder.config)
     try:
         return _row(folder, status, config)
-    except KeyError as error:
-        msg = f"{folder.config} is damaged: it lacks {error}"
-        raise DamageError(msg) from None
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        msg = f"{folder.config} is damaged: {error}"
-        raise DamageError(msg) from None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        problem = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise DamageError(f"{folder.config} is damaged: {problem}") from None
 
 
 def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dict[str, Any]:
+    resolved, data = dict(config["resolved"] or {}), config["data"]
+    stages = resolved.pop("stages", [])
+    unpassed_settings = resolved.pop("not_passed", [])
+    settings = _flatten(config["config"])
     row: dict[str, Any] = {
+        "sweep_dir": str(folder.path.parent.parent),
         "run_id": config["run_id"],
         "trajectory_id": config["trajectory_id"],
         "sweep_name": config["sweep_name"],
         "status": str(status.status),
-        "stop_reason": None if status.stop_reason is None else str(status.stop_reason),
+        "stop_reason": status.stop_reason and str(status.stop_reason),
         "reason": status.reason,
-        "cause": None if status.cause is None else str(status.cause),
+        "cause": status.cause and str(status.cause),
         "rank": status.rank,
         "attempts": len(status.attempts),
         "started_at": status.attempts[-1].started_at if status.attempts else None,
+        # The limit has the name of figures of memory.
+        "memory_limit_gib": settings.pop("device.memory_limit_gib", None),
     }
-    settings = _flatten(config["config"])
-    # The limit has the name of figures of memory.
-    row["memory_limit_gib"] = settings.pop("device.memory_limit_gib", None)
     # A rejected cell has no solved geometry: it shows the settings.
     row |= config["geometry"] or {
         "devices_per_node": None,
         **{name: settings[f"batch.{name}"] for name in _BATCH_SETTINGS},
     }
-    resolved = dict(config["resolved"] or {})
-    stages = resolved.pop("stages", [])
-    unpassed_settings = resolved.pop("not_passed", [])
-    batches = [str(stage["geometry"]["global_batch_size"]) for stage in stages]
-    row["ramp"] = "\u2192".join(batches) if len(batches) > 1 else None
-    # Ramps with the same batches may climb after different numbers of samples.
-    climbs = [str(stage["samples"]) for stage in stages[:-1]]
-    row["ramp_samples"] = ", ".join(climbs) if climbs else None
-    begins = accumulate((stage["samples"] for stage in stages[:-1]), initial=0)
+    batches = [stage["geometry"]["global_batch_size"] for stage in stages]
+    samples = [stage["samples"] for stage in stages]
     # Each rate over the last stage's: ramps that differ only in that one are pooled over rates.
     rates = [stage["optimizer"]["learning_rate"] for stage in stages]
     factors = [f"{rate / rates[-1]:.6g}" for rate in rates]
-    row["ramp_learning_rate_factors"] = "\u2192".join(factors) if len(set(factors)) > 1 else None
-    # Of each stage: the samples before it, its global batch and its rate.
-    row["stages"] = tuple(zip(begins, map(int, batches), rates, strict=False))
-    # Peak of the schedule, scaling rules applied.
-    row["learning_rate"] = stages[-1]["optimizer"]["learning_rate"] if stages else None
-    for name, value in resolved.items():
-        # A planned value must not be taken for a measured one.
-        row[f"planned_{name}" if name in FIGURES else name] = value
-    if folder.launch.exists():
-        launch = read_json(folder.launch)
-        launch.pop("rendezvous", None)  # a temporary path, gone when the run ends
-        if not any(attempt.from_optimizer_step for attempt in status.attempts):
-            launch.pop("begins", None)  # the state was damaged, and all steps were trained
-        row |= _flatten(launch, "launch.")
-    if folder.environment.exists():
-        row |= _flatten(read_json(folder.environment), "environment.")
-    if folder.prediction.exists():
-        with suppress(RecordError):  # a damaged prediction leaves the run valid
-            row |= _flatten(read_json(folder.prediction), "predicted.")
-    if config["data"] is not None:
-        row["data.manifest_hash"] = config["data"]["manifest_hash"]
-        row["task"] = config["data"]["task"]
-        row["train_samples"] = config["data"].get("train_samples")
+    is_rate_known = rates and "optimizer.learning_rate" not in unpassed_settings
+    row |= {
+        "ramp": "\u2192".join(map(str, batches)) if len(batches) > 1 else None,
+        # Ramps with the same batches may climb after different numbers of samples.
+        "ramp_samples": ", ".join(map(str, samples[:-1])) or None,
+        "ramp_learning_rate_factors": "\u2192".join(factors) if len(set(factors)) > 1 else None,
+        # Of each stage: the samples before it, its global batch and its rate.
+        "stages": tuple(zip(accumulate(samples, initial=0), batches, rates, strict=False)),
+        # Peak of the schedule, scaling rules applied.
+        "learning_rate": rates[-1] if is_rate_known else None,
+    }
+    # A planned value must not be taken for a measured one.
+    row |= {f"planned_{name}" if name in FIGURES else name: resolved[name] for name in resolved}
+    launch = read_json_if_there(folder.launch)
+    launch.pop("rendezvous", None)  # a temporary path, gone when the run ends
+    if not any(attempt.from_optimizer_step for attempt in status.attempts):
+        launch.pop("begins", None)  # the state was damaged, and all steps were trained
+    row |= _flatten(launch, "launch.")
+    row |= _flatten(read_json_if_there(folder.environment), "environment.")
+    with suppress(RecordError):  # a damaged prediction leaves the run valid
+        row |= _flatten(read_json_if_there(folder.prediction), "predicted.")
+    if data is not None:
+        row |= {
+            "data.manifest_hash": data["manifest_hash"],
+            "task": data["task"],
+            "train_samples": data.get("train_samples"),
+        }
     row |= {name: status.summary.get(name) for name in FIGURES}
     # A setting that the program did not get must not look as if it had applied.
     settings |= dict.fromkeys(key for key in unpassed_settings if "." in key)
-    if "optimizer.learning_rate" in unpassed_settings:
-        row["learning_rate"] = None
-    if folder.command.exists():
-        observed = read_json(folder.command).get("observed", {})
-        row |= _flatten(observed, "observed.")
+    row |= _flatten(read_json_if_there(folder.command).get("observed", {}), "observed.")
     # Resolved values, such as a seed or the name of the sweep, replace the settings.
-    kept = {"sweep_dir", *row}
-    return row | {name: value for name, value in settings.items() if name not in kept}
+    return row | {name: value for name, value in settings.items() if name not in row}
 
 
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -164,25 +161,22 @@ class RunRead:
     """Content of one run folder."""
 
     folder: str
-    row: dict[str, Any] = field(default_factory=dict)
-    """As `run_row` returns it; empty for a damaged folder."""
-    attempts: list[dict[str, Any]] = field(default_factory=list)
-    """Its starts, one after the other."""
-    identity: tuple[str, ...] | None = None
+    row: dict[str, Any]
+    """As `run_row` returns it."""
+    attempts: list[Attempt]
+    identity: tuple[str, ...]
     """Its name and the hashes of its tables, or its path while it is open: equal only for copies
     and links."""
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int]
     """Rows by table."""
-    damage: str | None = None
-    """Why the folder could not be read."""
-    sources: dict[str, bytes | pd.DataFrame] = field(default_factory=dict)
+    sources: dict[str, bytes | pd.DataFrame]
     """Source of its rows, by table, until they are scanned: the content of a sealed file, or the
     rows of the lines."""
 
 
 def read_folders(
     folders: Sequence[RunFolder], columns_by_table: ColumnNames
-) -> tuple[list[RunRead], Columns]:
+) -> tuple[list[RunRead], dict[str, str], Columns]:
     """Read run folders; a damaged one is named, and adds no rows.
 
     Parameters
@@ -194,38 +188,48 @@ def read_folders(
     Returns
     -------
     runs : list of RunRead
-        In the order of the folders.
+        Those that can be read, in the order of the folders.
+    damaged : dict of str to str
+        Why others cannot be read, by folder.
     columns : mapping
         Rows of all of the runs, in the same order.
     """
     import polars as pl
 
-    types = {"Int64": pl.Int64, "Float64": pl.Float64, "boolean": pl.Boolean, "string": pl.String}
     schemas = {
-        table: pl.Schema({name: types[COLUMNS[table][name].dtype] for name in column_names})
+        table: pl.Schema(
+            # Polars calls types as pandas does, with a capital.
+            {name: getattr(pl, COLUMNS[table][name].dtype.capitalize()) for name in column_names}
+        )
         for table, column_names in columns_by_table.items()
     }
     runs: list[RunRead] = []
+    damaged: dict[str, str] = {}
     scans: list[Future[dict[str, pl.DataFrame]]] = []
     with ThreadPoolExecutor(1) as executor:
         for start in range(0, len(folders), _RUNS_A_SCAN):
             scan_folders = folders[start : start + _RUNS_A_SCAN]
-            scan_runs = read_each(
-                partial(_read_with_retry, columns_by_table=columns_by_table),
-                scan_folders,
-                scan_folders[0].path,
-            )
+            read = partial(_read_with_retry, columns_by_table=columns_by_table)
+            scan_runs = []
+            for folder, run in zip(
+                scan_folders, read_each(read, scan_folders, scan_folders[0].path), strict=True
+            ):
+                if isinstance(run, RunRead):
+                    scan_runs.append(run)
+                else:
+                    damaged[str(folder.path)] = str(run)
             runs += scan_runs
             if scans:
                 scans[-1].result()  # at most the files of two scans are in memory
             scans.append(executor.submit(_scan, scan_runs, schemas))
-    columns: Columns = {}
-    for table, schema in schemas.items():
-        # Nothing else may refer to the rows: each column is freed once it is copied.
-        columns[table] = _to_pandas(
+    # Nothing else may refer to the rows: each column is freed once it is copied.
+    columns: Columns = {
+        table: _to_pandas(
             table, pl.concat([schema.to_frame(), *(s.result().pop(table) for s in scans)])
         )
-    return runs, columns
+        for table, schema in schemas.items()
+    }
+    return runs, damaged, columns
 
 
 def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
@@ -247,8 +251,7 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
             }
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        msg = f"{folder.lines(table)} is damaged: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{folder.lines(table)} is damaged: {error}") from None
 
 
 def _scan(runs: Sequence[RunRead], schemas: Mapping[str, pl.Schema]) -> dict[str, pl.DataFrame]:
@@ -272,8 +275,8 @@ def _rows(table: str, runs: Sequence[RunRead], schema: pl.Schema) -> pl.DataFram
     sources = [run.sources[table] for run in runs if table in run.sources]
     parts = [schema.to_frame()]
     try:
-        for is_sealed, group in groupby(sources, key=lambda source: isinstance(source, bytes)):
-            if is_sealed:
+        for kind, group in groupby(sources, type):
+            if kind is bytes:
                 files = cast("list[bytes]", list(group))
                 scan = pl.scan_parquet(
                     files, schema=schema, missing_columns="insert", extra_columns="ignore"
@@ -284,14 +287,12 @@ def _rows(table: str, runs: Sequence[RunRead], schema: pl.Schema) -> pl.DataFram
                 parts += [pl.from_pandas(rows[list(schema)]).cast(schema) for rows in lines]
         rows, n_sealed = pl.concat(parts), sum(run.counts.get(table, 0) for run in runs)
         if len(rows) != n_sealed:
-            msg = f"it holds {len(rows)} rows, and {n_sealed} were sealed"
-            raise pl.exceptions.ShapeError(msg)
+            raise pl.exceptions.ShapeError(f"it holds {len(rows)} rows, and {n_sealed} were sealed")
     except pl.exceptions.PolarsError as error:
         if len(runs) > 1:
             for run in runs:
                 _rows(table, [run], schema)  # the error names the run that does not fit
-        msg = f"{runs[0].folder}: {table}.parquet does not fit: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{runs[0].folder}: {table}.parquet does not fit: {error}") from None
     return rows
 
 
@@ -304,14 +305,14 @@ def _to_pandas(table: str, rows: pl.DataFrame) -> dict[str, ExtensionArray]:
     return columns
 
 
-def _read_with_retry(folder: RunFolder, columns_by_table: ColumnNames) -> RunRead:
+def _read_with_retry(folder: RunFolder, columns_by_table: ColumnNames) -> RunRead | RecordError:
     """Read a folder; read again where its launcher may have written meanwhile."""
-    try:
-        with contextlib.suppress(DamageError):
+    for _ in range(2):
+        try:
             return _read(folder, columns_by_table)
-        return _read(folder, columns_by_table)
-    except RecordError as error:
-        return RunRead(str(folder.path), damage=str(error))
+        except RecordError as error:
+            problem = error
+    return problem
 
 
 def _read(folder: RunFolder, columns_by_table: ColumnNames) -> RunRead:
@@ -320,27 +321,21 @@ def _read(folder: RunFolder, columns_by_table: ColumnNames) -> RunRead:
     hashes = [entry["sha256"] for _, entry in sorted(status.seal.items())]
     # A link to an open run is recognised, a copy of one is not.
     identity = (row["run_id"], *hashes) if hashes else (os.path.realpath(folder.path),)
-    run = RunRead(str(folder.path), row, list(map(vars, status.attempts)), identity)
-    content_of_file = {
-        name: read_sealed(folder.path / name, seal) for name, seal in status.seal.items()
-    }
+    run = RunRead(str(folder.path), row, status.attempts, identity, {}, {})
+    files = {name: read_sealed(folder.path / name, seal) for name, seal in status.seal.items()}
     for table in (table for table, column_names in columns_by_table.items() if column_names):
-        file = content_of_file.get(folder.parquet(table).name)
-        if file is not None:
+        sealed, lines = folder.parquet(table), folder.lines(table)
+        if sealed.name in files:
             if table not in status.rows:
-                msg = f"{folder.status} is damaged: it counts no rows of {table}"
-                raise DamageError(msg)
-            run.counts[table] = status.rows[table]
-            run.sources[table] = file
-            continue
-        rows = open_rows(folder, table) if folder.lines(table).exists() else None
-        if rows is None and folder.parquet(table).exists():
-            msg = (
-                f"{folder.parquet(table)} has no seal in {folder.status.name}, and "
-                f"{folder.lines(table).name} is missing; delete {folder.path} to run it again"
+                raise DamageError(f"{folder.status} is damaged: it counts no rows of {table}")
+            run.counts[table], run.sources[table] = status.rows[table], files[sealed.name]
+        elif lines.exists():
+            rows = open_rows(folder, table)
+            run.counts[table], run.sources[table] = len(rows), rows
+        elif sealed.exists():
+            # The run may be being sealed, and is read again.
+            raise DamageError(
+                f"{sealed} has no seal in {folder.status.name}, and {lines.name} is missing; "
+                f"delete {folder.path} to run it again"
             )
-            raise DamageError(msg)  # the run may be being sealed, and is read again
-        run.counts[table] = 0 if rows is None else len(rows)
-        if rows is not None:
-            run.sources[table] = rows
     return run

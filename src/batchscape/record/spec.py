@@ -99,8 +99,8 @@ class RunSpec:
     @property
     def trained_samples(self) -> int:
         """Samples of the optimizer steps that it trains."""
-        steps = self.timed_steps
-        return self.samples if steps is None else steps * self.geometry.global_batch_size
+        timed_samples = (self.timed_steps or 0) * self.geometry.global_batch_size
+        return timed_samples or self.samples
 
     def steps_of(self, samples: int) -> int | None:
         """Return the optimizer steps that take so many samples; None where there are no such."""
@@ -209,8 +209,7 @@ class RunSpec:
                 timed_steps=resolved.get("timed_steps"),
             )
         except (KeyError, TypeError, ValueError) as error:
-            msg = f"{path} is damaged: {error}"
-            raise DamageError(msg) from None
+            raise DamageError(f"{path} is damaged: {error}") from None
 
 
 def next_timing_repeat(sweep: SweepFolder) -> int:

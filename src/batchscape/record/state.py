@@ -132,20 +132,18 @@ def _end_by_outcome(outcome: Outcome, rank: int) -> RunEnd:
 
 def _end_by_death(rank_exit: RankExit, last_words: str | None) -> RunEnd:
     """Return the end of a rank that left no outcome."""
-    rank_text = f"rank {rank_exit.rank}"
+    rank, code = rank_exit.rank, rank_exit.code
     if rank_exit.outside_cause is not None:
         return RunEnd(Status.FAILED, reason=rank_exit.outside_cause, cause=Cause.INFRASTRUCTURE)
-    if rank_exit.code == -signal.SIGKILL:
-        reason = killed_by(rank_text, signal.SIGKILL)
-        return RunEnd(Status.FAILED, reason=reason, rank=rank_exit.rank, cause=Cause.KILLED)
-    if rank_exit.code < 0:
-        reason, cause = killed_by(rank_text, -rank_exit.code), Cause.SIGNAL
+    if code < 0:
+        reason, cause = killed_by(f"rank {rank}", -code), Cause.SIGNAL
     else:
-        reason = f"{rank_text} left no outcome and exited with code {rank_exit.code}"
-        cause = Cause.EXCEPTION
-    if last_words is not None:
+        reason, cause = f"rank {rank} left no outcome and exited with code {code}", Cause.EXCEPTION
+    if code == -signal.SIGKILL:
+        cause = Cause.KILLED
+    elif last_words is not None:
         reason = f"{reason}; its log ends: {last_words}"
-    return RunEnd(Status.FAILED, reason=reason, rank=rank_exit.rank, cause=cause)
+    return RunEnd(Status.FAILED, reason=reason, rank=rank, cause=cause)
 
 
 def _add_oom_kills(run_end: RunEnd, oom_kills: int, device_type: str) -> RunEnd:
@@ -314,15 +312,13 @@ def final_end(folder: RunFolder, processes: int) -> tuple[RunEnd, float] | None:
         In seconds since the epoch. None instead of both unless the ranks of the latest attempt
         agree on a final end, and the rows of all steps exist.
     """
-    outcomes: dict[int, Outcome] = {}
     try:
-        for rank in range(processes):
-            outcome = Outcome.read(folder, rank)
-            if outcome is None:
-                return None
-            outcomes[rank] = outcome
+        reports = {rank: Outcome.read(folder, rank) for rank in range(processes)}
         done = last_row(folder.lines("steps")).get("optimizer_step", 0)
     except RecordError:
+        return None
+    outcomes = {rank: outcome for rank, outcome in reports.items() if outcome is not None}
+    if len(outcomes) < processes:
         return None
     if any(outcome.optimizer_step != done for outcome in outcomes.values()):
         return None

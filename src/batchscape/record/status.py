@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from batchscape.errors import DamageError, RecordError
-from batchscape.outgoing import redact
 from batchscape.record.files import read_json, read_record, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder
 from batchscape.record.instants import now
@@ -116,17 +115,14 @@ class Cause(StrEnum):
     @property
     def is_of_the_machine(self) -> bool:
         """Whether the same run may succeed when it is tried again."""
-        return self in _OF_THE_MACHINE
-
-
-_OF_THE_MACHINE = {
-    Cause.OTHER_MEMORY,
-    Cause.HANG,
-    Cause.SIGNAL,
-    Cause.KILLED,
-    Cause.LOST_CONNECTION,
-    Cause.INFRASTRUCTURE,
-}
+        return self in {
+            Cause.OTHER_MEMORY,
+            Cause.HANG,
+            Cause.SIGNAL,
+            Cause.KILLED,
+            Cause.LOST_CONNECTION,
+            Cause.INFRASTRUCTURE,
+        }
 
 
 @dataclass
@@ -180,8 +176,7 @@ class Outcome(RunEnd):
         DiskError
             If the disk takes no more.
         """
-        reason = None if self.reason is None else redact(self.reason)
-        write_json(folder.outcome(rank), {**asdict(self), "reason": reason})
+        write_json(folder.outcome(rank), asdict(self))
 
     @classmethod
     def read(cls, folder: RunFolder, rank: int) -> Outcome | None:
@@ -250,7 +245,7 @@ class RunStatus(RunEnd):
         attempt = self.attempts[-1]
         attempt.ended_at = ended_at
         attempt.status, attempt.reason = str(end.status), end.reason
-        attempt.cause = None if end.cause is None else str(end.cause)
+        attempt.cause = end.cause and str(end.cause)
 
     def opened_again(self, why: str) -> RunStatus:
         """Return the status of a run that ended, and that the same command now goes on with."""
@@ -299,5 +294,4 @@ def _parse(kind: type[_End], path: Path, content: dict[str, Any]) -> _End:
             content["attempts"] = [Attempt(**attempt) for attempt in content["attempts"]]
         return kind(**content)
     except (TypeError, ValueError) as error:
-        msg = f"{path} is damaged: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{path} is damaged: {error}") from None

@@ -93,7 +93,7 @@ def _reduce_columns(
             if column.dtype != "string" and figure.reduction != "any":
                 # A median of counts need not be a whole number.
                 is_count = column.dtype != "Float64" and figure.reduction != "median"
-                value = _to_int(value) if is_count else _to_float(value)
+                value = int(value) if is_count and not pd.isna(value) else _to_float(value)
             figures[figure.name or name] = value
     return figures
 
@@ -126,23 +126,22 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
     total_s = float(np.nansum(step_time_s[is_timed] * steps_of_row))
     wait_s = _sum(_floats(steps["core_wait_s"])[is_timed] * steps_of_row)
     tokens, samples = (
-        _to_float(_increments(steps[name])[is_timed].sum()) for name in ("tokens", "samples")
+        float(_increments(steps[name])[is_timed].sum()) for name in ("tokens", "samples")
     )
-    if samples is None:
-        msg = "a row has a time and no samples"
-        raise ValueError(msg)
+    if not math.isfinite(samples):
+        raise ValueError("a row has a time and no samples")
     is_followed = is_measured & ~np.isnan(gap_s)
     gaps_s, stepping_s = _sum(gap_s[is_followed]), float(np.nansum(step_time_s[is_followed]))
-    return _reduce_columns("steps", steps[is_last], {"median"}) | {
-        "measured_optimizer_steps": int(is_measured.sum()),
-        "gap_pct": None if gaps_s is None else 100 * gaps_s / (gaps_s + stepping_s),
-        "tokens_per_s": None if tokens is None else tokens / total_s,
+    rates = {
+        "gap_pct": 100 * gaps_s / (gaps_s + stepping_s),
+        "tokens_per_s": tokens / total_s,
         "samples_per_s": samples / total_s,
-        "tokens_per_s_per_device": None
-        if tokens is None
-        else tokens / total_s / data_parallel_size,
-        "core_wait_pct": None if wait_s is None else 100 * wait_s / total_s,
+        "tokens_per_s_per_device": tokens / total_s / data_parallel_size,
+        "core_wait_pct": 100 * wait_s / total_s,
     }
+    figures = _reduce_columns("steps", steps[is_last], {"median"})
+    figures["measured_optimizer_steps"] = int(is_measured.sum())
+    return figures | {name: _to_float(rate) for name, rate in rates.items()}
 
 
 def _hardware_use(
@@ -154,20 +153,18 @@ def _hardware_use(
     """Compute FLOP/s, power and energy of the devices; `ranks` are the rows of one attempt."""
     figures: dict[str, Any] = {}
     # Ranks may share a CUDA device, while each CPU rank is a device; machines count from 0.
-    energies_j: dict[tuple[Any, ...], list[float]] = {}
-    names = ("node", "device", "rank", "energy_j")
-    for node, device, rank, energy in zip(*(ranks[name] for name in names), strict=True):
-        is_shared = not pd.isna(device) and device.startswith("cuda")
-        key = (0 if pd.isna(node) else node, device if is_shared else rank)
-        energies_j.setdefault(key, []).append(math.nan if pd.isna(energy) else energy)
+    is_shared = ranks["device"].str.startswith("cuda").fillna(False)
+    device = ranks["device"].where(is_shared, ranks["rank"].astype("string"))
+    # Ranks that share a device report its energy once.
+    by_device = ranks.groupby([ranks["node"].fillna(0), device], sort=False, dropna=False)
+    energies_j = by_device["energy_j"].max()
     flops = _to_float(ranks["model_flops_per_sample"].max())
     if flops is not None and samples_per_s is not None:
         attained = flops * samples_per_s / len(energies_j) / 1e12
         figures["model_tflops_per_s_per_device"] = attained
         if peak_tflops:
             figures["mfu_pct"] = 100 * attained / peak_tflops
-    # Ranks that share a device report its energy once.
-    energy_j = _to_float(sum(np.fmax.reduce(energies) for energies in energies_j.values()))
+    energy_j = _to_float(energies_j.sum(skipna=False))
     attempt = steps["attempt"].eq(ranks["attempt"].iloc[0]).to_numpy(dtype=bool, na_value=False)
     is_measured = attempt & ~_is_warm_up(steps)
     if energy_j is not None and is_measured.any():
@@ -195,14 +192,9 @@ def _increments(counter: pd.Series[Any]) -> NDArray[np.float64]:
     return np.where(np.isnan(increments), counts, increments)
 
 
-def _sum(values: NDArray[np.float64]) -> float | None:
-    """Add the values that are there; None where none is."""
-    return None if np.isnan(values).all() else _to_float(np.nansum(values))
-
-
-def _to_int(value: Any) -> int | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)
-    """Return an integer; None stands for missing."""
-    return None if pd.isna(value) else int(value)
+def _sum(values: NDArray[np.float64]) -> float:
+    """Add the values that are there; NaN where none is."""
+    return math.nan if np.isnan(values).all() else float(np.nansum(values))
 
 
 def _to_float(value: Any) -> float | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)

@@ -17,12 +17,7 @@ import pandas as pd
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.disk import is_of_this_machine
 from batchscape.record.figures import COLUMNS, OF_TOKENS
-from batchscape.record.files import (
-    read_json,
-    read_sealed,
-    remove_if_possible,
-    write_atomically,
-)
+from batchscape.record.files import read_json, read_sealed, write_atomically
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder, no_runs
 from batchscape.record.instants import file_age_s
 from batchscape.record.reading import RunRead, open_rows, read_folders
@@ -31,6 +26,7 @@ from batchscape.record.summary import counts_tokens, summarise
 
 _UNFINISHED = "*.tmp"
 """Names that `record.files.write_atomically` and others give a file until it is complete."""
+_RUN_COLUMNS = ("run_id", "sweep_dir")
 _DAY_S = 86400.0
 """Longer than a write of a file takes, and than clocks differ."""
 
@@ -80,8 +76,7 @@ def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
     try:
         return pd.read_parquet(io.BytesIO(content))
     except (OSError, ValueError) as error:
-        msg = f"{sealed} is damaged: {error}"
-        raise DamageError(msg) from None
+        raise DamageError(f"{sealed} is damaged: {error}") from None
 
 
 def seal(folder: RunFolder, status: RunStatus, data_parallel_size: int) -> None:
@@ -111,7 +106,9 @@ def clear_away(folder: RunFolder) -> None:
     copies = folder.beginning, folder.beginning.with_name(f".{folder.beginning.name}")
     for states in (folder.checkpoints, *copies):
         shutil.rmtree(states, ignore_errors=True)
-    remove_if_possible(*map(folder.lines, TABLES), *folder.outcomes())
+    for path in (*map(folder.lines, TABLES), *folder.outcomes()):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
     remove_dead_writes(folder)
 
 
@@ -164,16 +161,16 @@ def note_rows(
             earlier_steps = _steps_before(tables["steps"], len(status.attempts) - 1)
             status.attempts[-1].from_optimizer_step = earlier_steps
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
-        raise DamageError(msg) from error
+        raise DamageError(
+            f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
+        ) from error
     return tables
 
 
 def _steps_before(steps: pd.DataFrame, attempt: int) -> int:
     """Return the optimizer steps done before an attempt, by the rows that it kept."""
     if steps[["attempt", "optimizer_step"]].isna().any(axis=None):
-        msg = "a row lacks its attempt or optimizer step"
-        raise ValueError(msg)
+        raise ValueError("a row lacks its attempt or optimizer step")
     attempt_steps = steps.loc[steps["attempt"] == attempt, "optimizer_step"]
     if len(attempt_steps):
         return int(attempt_steps.iloc[0]) - 1
@@ -253,37 +250,32 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
     for sweep_dir in map(Path, sweep_dirs):
         distinct.setdefault(sweep_dir.resolve(), sweep_dir)
     folders: list[RunFolder] = []
-    sweeps: list[str] = []
     for sweep_dir in distinct.values():
         run_folders = SweepFolder(sweep_dir).run_folders()
         if not run_folders:
-            msg = no_runs(sweep_dir)
-            raise RecordError(msg)
+            raise RecordError(no_runs(sweep_dir))
         folders += run_folders
-        sweeps += [str(sweep_dir)] * len(run_folders)
-    runs, columns_read = read_folders(folders, columns_by_table)
+    runs, damaged, columns_read = read_folders(folders, columns_by_table)
     _refuse_copies(runs)
-    kept = [run.damage is None for run in runs]
-    rows = [
-        {"sweep_dir": sweep, **run.row}
-        for run, sweep, keep in zip(runs, sweeps, kept, strict=True)
-        if keep
-    ]
+    # Categories take no more memory than numbers.
+    names = {
+        name: pd.Categorical(texts, pd.Index([*dict.fromkeys(texts)], dtype=str))
+        for name in _RUN_COLUMNS
+        for texts in [[run.row[name] for run in runs]]
+    }
     return Tables(
-        runs=pd.DataFrame(rows),
+        runs=pd.DataFrame([run.row for run in runs]),
         attempts=pd.DataFrame(
             [
-                {"sweep_dir": sweep, "run_id": run.row["run_id"], **attempt}
-                for run, sweep in zip(runs, sweeps, strict=True)
+                {**{name: run.row[name] for name in _RUN_COLUMNS}, **vars(attempt)}
+                for run in runs
                 for attempt in run.attempts
             ],
             columns=["sweep_dir", "run_id", *(attribute.name for attribute in fields(Attempt))],
         ),
-        damaged={run.folder: run.damage for run in runs if run.damage is not None},
+        damaged=damaged,
         **{
-            table: _join(
-                columns_read[table], [run.counts.get(table, 0) for run in runs], kept, rows
-            )
+            table: _join(columns_read[table], [run.counts.get(table, 0) for run in runs], names)
             for table in TABLES
         },
     )
@@ -293,44 +285,33 @@ def _refuse_copies(runs: Sequence[RunRead]) -> None:
     """Refuse two run folders of one run, which would count twice."""
     originals: dict[tuple[str, ...], str] = {}
     for run in runs:
-        if run.identity is not None and run.identity in originals:
-            msg = (
-                f"{run.folder} is a copy of {originals[run.identity]}, and would count twice: "
+        original = originals.setdefault(run.identity, run.folder)
+        if original != run.folder:
+            raise RecordError(
+                f"{run.folder} is a copy of {original}, and would count twice: "
                 "remove one of them, or leave its sweep folder out"
             )
-            raise RecordError(msg)
-        if run.identity is not None:
-            originals[run.identity] = run.folder
 
 
 def _column_names(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     for table, names in columns.items():
         if table not in COLUMNS:
-            msg = f"there is no table {table}, only {', '.join(COLUMNS)}"
-            raise RecordError(msg)
-        unknown = sorted(set(names) - set(COLUMNS[table]))
-        if unknown:
-            msg = f"{table} has no column {', '.join(unknown)}, only {', '.join(COLUMNS[table])}"
-            raise RecordError(msg)
+            raise RecordError(f"there is no table {table}, only {', '.join(COLUMNS)}")
+        if unknown := sorted(set(names) - COLUMNS[table].keys()):
+            raise RecordError(
+                f"{table} has no column {', '.join(unknown)}, only {', '.join(COLUMNS[table])}"
+            )
     return {table: tuple(columns.get(table, COLUMNS[table])) for table in TABLES}
 
 
 def _join(
     columns: Mapping[str, pd.api.extensions.ExtensionArray],
     counts: Sequence[int],
-    kept: Sequence[bool],
-    runs: Sequence[Mapping[str, Any]],
+    names: Mapping[str, pd.Categorical],
 ) -> pd.DataFrame:
-    """Add the run and the sweep of each row, and leave out the rows of runs that are not kept."""
-    lengths, keep = np.array(counts, dtype=np.int64), np.array(kept, dtype=bool)
-    if lengths[~keep].any():
-        chosen = np.repeat(keep, lengths)
-        columns = {name: column[chosen] for name, column in columns.items()}
-    names = {}
-    for name in ("run_id", "sweep_dir"):
-        # Categories take no more memory than numbers.
-        codes, texts = pd.factorize(np.array([run[name] for run in runs], dtype=object))
-        small = codes.astype(np.min_scalar_type(-len(texts)))
-        repeated = np.repeat(small, lengths[keep])
-        names[name] = pd.Categorical.from_codes(repeated, pd.Index(texts, dtype=str))
-    return pd.DataFrame({**columns, **names}, copy=False)
+    """Add the run and the sweep of each row, where runs have so many rows."""
+    of_rows = {
+        name: pd.Categorical.from_codes(np.repeat(texts.codes, counts), dtype=texts.dtype)
+        for name, texts in names.items()
+    }
+    return pd.DataFrame({**columns, **of_rows}, copy=False)

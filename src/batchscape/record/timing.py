@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from batchscape.record.figures import TIMES
-from batchscape.record.files import read_json
+from batchscape.record.files import read_json_if_there
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus
 from batchscape.text import count_text
@@ -80,11 +80,8 @@ def why_untimed(launch: Mapping[str, Any] | None, summary: Mapping[str, Any]) ->
 def invalidate_times(launch: dict[str, Any], reason: str) -> None:
     """Add a reason why the times of a run cannot be compared, once."""
     text = launch["timing_invalid_reason"]
-    reasons = [] if text is None else text.split("; ")
-    if reason not in reasons:
-        reasons.append(reason)
-    launch["timing_valid"] = False
-    launch["timing_invalid_reason"] = "; ".join(reasons)
+    reasons = dict.fromkeys([*(text.split("; ") if text else ()), reason])
+    launch |= {"timing_valid": False, "timing_invalid_reason": "; ".join(reasons)}
 
 
 def runs_share(runs: int, what: str) -> str:
@@ -117,8 +114,7 @@ def why_run_untimed(folder: RunFolder, status: RunStatus) -> str | None:
     RecordError
         If its record of the launch is damaged.
     """
-    launch = read_json(folder.launch) if folder.launch.exists() else None
-    return why_untimed(launch, status.summary)
+    return why_untimed(read_json_if_there(folder.launch), status.summary)
 
 
 def untimed_text(reasons: Counter[str], completed: int) -> str:

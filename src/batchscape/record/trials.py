@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchscape.errors import RecordError
 from batchscape.outgoing import outgoing_cell
-from batchscape.record.files import read_json, write_atomically, write_json
+from batchscape.record.files import read_json_if_there, write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 
 TRIALS = {
@@ -67,12 +67,11 @@ def refuse_trials(sweep_dirs: Iterable[str | Path]) -> None:
     """
     for folder in map(Path, sweep_dirs):
         if SweepFolder(folder).space.exists():
-            msg = (
+            raise RecordError(
                 f"{folder} holds the trials of a search. They were chosen for good results, so "
                 "estimates from them would be biased. Report "
                 f"{folder.resolve().parent} instead: it has the grid around the best trials"
             )
-            raise RecordError(msg)
 
 
 def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
@@ -84,17 +83,15 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
         Of the grid, which holds the search in its folder `search`.
     """
     path = sweep.search.trials
-    if not path.is_file():
-        return None
     try:
-        return pd.read_csv(path)
+        return pd.read_csv(path) if path.is_file() else None
     except ValueError as error:
-        msg = f"{path} is damaged ({error}); the command of the search writes it anew"
-        raise RecordError(msg) from None
+        raise RecordError(
+            f"{path} is damaged ({error}); the command of the search writes it anew"
+        ) from None
 
 
 def read_grid_results(sweep: SweepFolder) -> list[dict[str, Any]]:
     """Read the studies that `write_grid_results` wrote; none before the grid is over."""
-    path = sweep.search.grid_results
-    studies: list[dict[str, Any]] = read_json(path)["studies"] if path.is_file() else []
+    studies: list[dict[str, Any]] = read_json_if_there(sweep.search.grid_results).get("studies", [])
     return studies

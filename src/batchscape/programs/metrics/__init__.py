@@ -8,15 +8,8 @@ that a program does not log as the tables define it stays missing, with the reas
 from __future__ import annotations
 
 from pathlib import Path
-from typing import assert_never
 
-from batchscape.config.metrics import (
-    JsonlMetrics,
-    Metrics,
-    RecorderMetrics,
-    RegexMetrics,
-    TrainerStateMetrics,
-)
+from batchscape.config.metrics import Metrics, RegexMetrics
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.columns import JsonlReader, RegexReader
 from batchscape.programs.metrics.log import Log, Reader
@@ -26,7 +19,14 @@ from batchscape.recorder import FOLDER
 
 __all__ = ["Log", "Reader", "open_reader"]
 
-_PRINTED = "log.txt"
+_PRINTED = Path("log.txt")
+_READERS: dict[str, type[Reader]] = {
+    "recorder": RecorderReader,
+    "trainer_state": TrainerStateReader,
+    "jsonl": JsonlReader,
+    "regex": RegexReader,
+}
+"""By `kind` of the metrics."""
 
 
 def open_reader(
@@ -39,18 +39,7 @@ def open_reader(
     printed_before: int = 0,
 ) -> Reader:
     """Return the reader of one run's metrics."""
-    match config:
-        case RecorderMetrics():
-            return RecorderReader(run_dir / FOLDER, geometry, sequence_length)
-        case TrainerStateMetrics():
-            return TrainerStateReader(
-                run_dir / config.path, geometry, sequence_length, config.eval_loss
-            )
-        case JsonlMetrics():
-            return JsonlReader(config, run_dir / config.path, geometry, sequence_length)
-        case RegexMetrics():
-            path, begin = run_dir / config.path, 0
-            if printed is not None and Path(config.path) == Path(_PRINTED):
-                path, begin = printed, printed_before
-            return RegexReader(config, path, geometry, sequence_length, begin)
-    assert_never(config)
+    path, begin = run_dir / getattr(config, "path", FOLDER), 0
+    if isinstance(config, RegexMetrics) and printed is not None and Path(config.path) == _PRINTED:
+        path, begin = printed, printed_before
+    return _READERS[config.kind](config, path, geometry, sequence_length, begin)

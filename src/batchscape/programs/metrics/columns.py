@@ -7,7 +7,7 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 
 from batchscape.config.metrics import (
     EVALUATION_COLUMNS,
@@ -17,7 +17,6 @@ from batchscape.config.metrics import (
     RegexMetrics,
 )
 from batchscape.errors import RecordError
-from batchscape.geometry import BatchGeometry
 from batchscape.programs.endings import FAILED_START
 from batchscape.programs.metrics.log import (
     Log,
@@ -35,50 +34,45 @@ from batchscape.programs.metrics.numbers import (
 )
 
 
+@dataclass(eq=False)
 class ColumnReader(Reader):
     """Reads a text; a format says what is in a line of it."""
 
-    def __init__(
-        self,
-        config: JsonlMetrics | RegexMetrics,
-        path: Path,
-        geometry: BatchGeometry,
-        sequence_length: int | None,
-        begin: int = 0,
-    ) -> None:
-        super().__init__(path, geometry, sequence_length)
-        self._config = config
-        self.source = path.name
-        self._begin = begin
+    _config: JsonlMetrics | RegexMetrics
+
+    def __post_init__(self) -> None:
+        """Read what earlier starts of the program have left."""
         self._first_step: int | None = None
         """The lowest optimizer step that was ever read."""
         self._earlier_text = b""
         """Of earlier starts: read before the program is started."""
         with contextlib.suppress(RecordError):
-            self._earlier_text = whole_lines(content_of(path)[begin:])
+            self._earlier_text = whole_lines(content_of(self._path)[self._begin :])
             self._read(final=False)
 
-    def _forget_all(self) -> None:
-        """Forget all that was read."""
+    def _read(self, *, final: bool) -> Log:
         self._steps, self._evals = MetricRows(self.source), MetricRows(self.source)
         self._readings: dict[tuple[str, int], str] = {}
         self._columns: set[str] = set()
-
-    def _read(self, *, final: bool) -> Log:
-        self._forget_all()
+        self._names_met: set[str] = set()
+        """Keys of its lines, or settings whose patterns match one."""
+        self._count = 0
         content = content_of(self._path)[self._begin :]
         # A number may be cut off in a last line without its end, but not in a whole object.
         text = content if final and content.rstrip().endswith(b"}") else whole_lines(content)
         if self._earlier_text and text.startswith(self._earlier_text):
-            for line in lines_of(self._earlier_text):
-                self._take(line)
+            self._take_all(self._earlier_text)
             self._starts_again()
             text = text[len(self._earlier_text) :]
-        for line in lines_of(text):
-            self._take(line)
+        self._take_all(text)
         if final:
             self._check_end()
         return self._log()
+
+    def _take_all(self, text: bytes) -> None:
+        for line in lines_of(text):
+            self._count += 1
+            self._take(line)
 
     def _starts_again(self) -> None:
         """Note that the following lines are of another start of the program."""
@@ -109,7 +103,7 @@ class ColumnReader(Reader):
             if table == "steps":
                 row["optimizer_step"] += 1 - self._config.first_step
                 if self._steps.goes_back(row, line):
-                    self._evals.cut(int(row["optimizer_step"]))
+                    self._evals.cut(row["optimizer_step"])
                 self._steps.add(row, 1, line)
             else:
                 self._evals.add(row, 0, line)
@@ -119,13 +113,12 @@ class ColumnReader(Reader):
         # Another rank may have printed the same steps, but no evaluation.
         evals = self._evals.get(with_dropped=self._steps.repeats_are_equal)
         if steps:
-            first_step = int(steps[0]["optimizer_step"])
+            first_step = steps[0]["optimizer_step"]
             if self._first_step is not None and first_step > self._first_step:
-                msg = (
+                raise RecordError(
                     f"{self._path} has been written over and begins with optimizer step "
                     f"{first_step} now: let a program that goes on append to its log"
                 )
-                raise RecordError(msg)
             self._first_step = first_step
         sources: dict[str, str] = {}
         if (begin := self._steps.continued_from) is not None:
@@ -156,20 +149,13 @@ class JsonlReader(ColumnReader):
 
     _config: JsonlMetrics
 
-    def _forget_all(self) -> None:
-        super()._forget_all()
-        self._keys: set[str] = set()
-        self._count = 0
-
     def _take(self, line: str) -> None:
-        self._count += 1
         where = f"{self._path}, line {self._count}"
         try:
             entry = json.loads(line)
-            self._keys |= entry.keys()
+            self._names_met |= entry.keys()
         except (ValueError, AttributeError):
-            msg = f"{where} is no JSON object: {line[:60]!r}"
-            raise RecordError(msg) from None
+            raise RecordError(f"{where} is no JSON object: {line[:60]!r}") from None
         values = {
             name: entry[key]
             for name, key in self._config.columns.items()
@@ -184,19 +170,19 @@ class JsonlReader(ColumnReader):
 
     def _check_end(self) -> None:
         if not self._count:
-            msg = f"{self._path} is empty or not there: the program logged nothing in it"
-            raise RecordError(msg)
+            raise RecordError(
+                f"{self._path} is empty or not there: the program logged nothing in it"
+            )
         absent_keys = [
             f"{key} ({name})"
             for name, key in self._config.columns.items()
             if name not in self._columns
         ]
         if absent_keys:
-            msg = (
+            raise RecordError(
                 f"no line of {self._path} has {', '.join(absent_keys)}; keys that it has: "
-                f"{', '.join(sorted(self._keys)[:40])}"
+                f"{', '.join(sorted(self._names_met)[:40])}"
             )
-            raise RecordError(msg)
 
 
 _PATTERNS: dict[str, tuple[str, ...]] = {
@@ -212,14 +198,14 @@ class RegexReader(ColumnReader):
 
     _config: RegexMetrics
 
-    def _forget_all(self) -> None:
-        super()._forget_all()
-        self._matched_settings: set[str] = set()
+    def __post_init__(self) -> None:
+        """Compile the patterns that are given."""
         self._patterns = {
             setting: re.compile(text)
             for setting in _PATTERNS
             if (text := getattr(self._config, setting)) is not None
         }
+        super().__post_init__()
 
     def _take(self, line: str) -> None:
         if FAILED_START.match(line):
@@ -227,7 +213,7 @@ class RegexReader(ColumnReader):
         where = f"{self._path}, {line[:60]!r}"
         for setting, pattern in self._patterns.items():
             for match in pattern.finditer(line):
-                self._matched_settings.add(setting)
+                self._names_met.add(setting)
                 values: dict[str, object] = {
                     name: text for name, text in match.groupdict().items() if text is not None
                 }
@@ -236,9 +222,8 @@ class RegexReader(ColumnReader):
                 self._add(values, where, line, *_PATTERNS[setting])
 
     def _check_end(self) -> None:
-        for setting in self._patterns.keys() - self._matched_settings:
-            msg = (
-                f"metrics.{setting} matches no line of {self._path}: "
-                f"{getattr(self._config, setting)!r}"
-            )
-            raise RecordError(msg)
+        for setting, pattern in self._patterns.items():
+            if setting not in self._names_met:
+                raise RecordError(
+                    f"metrics.{setting} matches no line of {self._path}: {pattern.pattern!r}"
+                )

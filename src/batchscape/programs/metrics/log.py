@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from batchscape.config.metrics import Metrics
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 
-Row = dict[str, int | float]
+Row = dict[str, Any]
 
 _QUOTED_CHARACTERS = 100
 """Characters of a line that a message quotes."""
-_STEP_COLUMN = "optimizer_step"
 _SINCE_START = ("samples", "tokens", "train_time_s")
 """Columns that a program may count from its last start."""
 
@@ -31,9 +31,9 @@ _SINCE_START = ("samples", "tokens", "train_time_s")
 class Log:
     """Everything that a program's metrics held at one moment."""
 
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[Row] = field(default_factory=list)
     """Rows of the table `steps`, by increasing `optimizer_step`; what is missing has no key."""
-    evals: list[dict[str, Any]] = field(default_factory=list)
+    evals: list[Row] = field(default_factory=list)
     """Rows of the table `evals`, by increasing `optimizer_step`."""
     readings: dict[tuple[str, int], str] = field(default_factory=dict)
     """Where it was read first, by name and value, of each number about the batch."""
@@ -43,16 +43,21 @@ class Log:
     """By name of a column: where its values come from, or why it is missing."""
 
 
+@dataclass(eq=False)
 class Reader(ABC):
     """Reads the metrics of one run; a format says what is in them."""
 
-    source: str
-    """What messages call the metrics."""
+    _config: Metrics
+    _path: Path
+    _geometry: BatchGeometry
+    _sequence_length: int | None
+    _begin: int = 0
+    """Bytes of the file that are of earlier attempts, and do not count."""
 
-    def __init__(self, path: Path, geometry: BatchGeometry, sequence_length: int | None) -> None:
-        self._path = path
-        self._geometry = geometry
-        self._sequence_length = sequence_length
+    @property
+    def source(self) -> str:
+        """What messages call the metrics."""
+        return self._path.name
 
     def read(self, *, final: bool = False) -> Log:
         """Return what the metrics hold by now; an empty log before the program wrote anything."""
@@ -68,7 +73,7 @@ class Reader(ABC):
             elif uneven is not None and column == "samples":  # of any number of tokens
                 log.problems.append(f"{source}: {uneven}")
         for row in (*log.steps, *log.evals):
-            row.setdefault("samples", row[_STEP_COLUMN] * self._geometry.global_batch_size)
+            row.setdefault("samples", row["optimizer_step"] * self._geometry.global_batch_size)
             if self._sequence_length is not None:
                 row.setdefault("tokens", row["samples"] * self._sequence_length)
         _fill_train_time(log.steps, log.evals)
@@ -101,23 +106,21 @@ class MetricRows:
 
     def add(self, row: Row, least: int, line: str = "") -> None:
         """Add a row; a second row of a step adds columns to the first."""
-        step = int(row[_STEP_COLUMN])
+        step = row["optimizer_step"]
         if step < least:
-            msg = (
+            raise RecordError(
                 f"{self._source}: an optimizer step should be at least {least}, got {step}; a "
                 "program that counts from 0 is read with engine.metrics.first_step=0 (jsonl, "
                 "regex), or tells the recorder one more"
             )
-            raise RecordError(msg)
         self._expected_steps.discard(step)
         if self._expected_steps and (skipped_step := min(self._expected_steps)) < step:
-            msg = (
+            raise RecordError(
                 f"{self._source}: optimizer step {skipped_step} was logged, then a lower "
                 f"one, and now {step} without it: {line.strip()[:_QUOTED_CHARACTERS]!r}; if lines "
                 "of something else are read as optimizer steps, let engine.metrics name what only "
                 "steps have"
             )
-            raise RecordError(msg)
         known_row = self._rows.get(step, {})
         if not self._is_restarted:
             self._refuse_other_numbers(row, line)
@@ -132,7 +135,7 @@ class MetricRows:
 
     def goes_back(self, row: Row, line: str = "") -> bool:
         """Drop the steps from a row's on if the training goes back to it, and return whether."""
-        step = int(row[_STEP_COLUMN])
+        step = row["optimizer_step"]
         known_row = self._rows.get(step)
         if step > self._last or (step == self._last and not self._is_restarted):
             return False
@@ -156,12 +159,11 @@ class MetricRows:
         """Return the last optimizer step, 0 where there is none yet."""
         last = max(self._last, 0)
         if last != len(self._rows):
-            msg = (
+            raise RecordError(
                 f"{where}: an evaluation without its optimizer step is of the one printed last, "
                 f"but only {len(self._rows)} of {last} steps were printed; let the program print "
                 "every step, or the step of an evaluation"
             )
-            raise RecordError(msg)
         return last
 
     def get(self, *, with_dropped: bool = False) -> list[Row]:
@@ -185,24 +187,23 @@ class MetricRows:
 
     def _refuse_other_numbers(self, row: Row, line: str) -> None:
         """Refuse a row whose step has other numbers already."""
-        step = int(row[_STEP_COLUMN])
+        step = row["optimizer_step"]
         known_row = self._rows.get(step, {})
         for name in _differing_columns(known_row, row):
             lines = [text.strip()[:_QUOTED_CHARACTERS] for text in (self._lines[step], line)]
             quotes = f", in {lines[0]!r} and {lines[1]!r}" if any(lines) else ""
-            msg = (
+            raise RecordError(
                 f"{self._source}: optimizer step {step} comes again with another {name}, "
                 f"{known_row[name]:g} and then {row[name]:g}{quotes}: micro-batches, ranks, epochs "
                 "that count anew or two kinds of lines are read as optimizer steps; let the "
                 "program log each step and each evaluation once, or engine.metrics name what only "
                 "one kind has"
             )
-            raise RecordError(msg)
 
 
 def _shared_columns(earlier_row: Row, row: Row) -> list[str]:
     """Return the columns beside the step that two rows have."""
-    return sorted(earlier_row.keys() & row.keys() - {_STEP_COLUMN})
+    return sorted(earlier_row.keys() & row.keys() - {"optimizer_step"})
 
 
 def _differing_columns(earlier_row: Row, row: Row) -> list[str]:
@@ -216,7 +217,7 @@ def _differing_columns(earlier_row: Row, row: Row) -> list[str]:
 
 def drop_counts_since_start(steps: list[Row], evals: list[Row], begin: int) -> list[str]:
     """Drop what a program may count from its last start, of which `begin` is the first step."""
-    later = [row for row in (*steps, *evals) if row[_STEP_COLUMN] >= begin]
+    later = [row for row in (*steps, *evals) if row["optimizer_step"] >= begin]
     dropped = [name for name in _SINCE_START if any(name in row for row in later)]
     for row in later:
         for name in dropped:
@@ -226,7 +227,7 @@ def drop_counts_since_start(steps: list[Row], evals: list[Row], begin: int) -> l
 
 def even_growth(rows: list[Row], column: str) -> tuple[int | None, str | None]:
     """Return by how much each optimizer step adds to a count, or where that is uneven."""
-    counts = [(int(row[_STEP_COLUMN]), int(row[column])) for row in rows if column in row]
+    counts = [(row["optimizer_step"], row[column]) for row in rows if column in row]
     if not counts:
         return None, None
     first_step, first_count = counts[0]
@@ -246,7 +247,7 @@ def settle_loss(steps: list[Row], parts: int = 1) -> str | None:
     for row in steps:
         if "loss" not in row:
             continue
-        step = int(row[_STEP_COLUMN])
+        step = row["optimizer_step"]
         if (parts > 1 or step - previous > 1) and math.isfinite(row["loss"]):
             del row["loss"]
             removed += 1
@@ -259,14 +260,13 @@ def settle_loss(steps: list[Row], parts: int = 1) -> str | None:
 def _fill_train_time(steps: list[Row], evals: list[Row]) -> None:
     """Add up the times of the steps, as far as none is missing."""
     total = 0.0
-    times: dict[int | float, int | float] = {}
+    times = {0: 0.0}
     for number, row in enumerate(steps, start=1):
-        total += row.get("step_time_s", math.nan) if row[_STEP_COLUMN] == number else math.nan
+        total += row.get("step_time_s", math.nan) if row["optimizer_step"] == number else math.nan
         if not math.isnan(total):
             row.setdefault("train_time_s", total)
         if "train_time_s" in row:
-            times[row[_STEP_COLUMN]] = row["train_time_s"]
-    times.setdefault(0, 0.0)
+            times[row["optimizer_step"]] = row["train_time_s"]
     for row in evals:
-        if row[_STEP_COLUMN] in times:
-            row.setdefault("train_time_s", times[row[_STEP_COLUMN]])
+        if row["optimizer_step"] in times:
+            row.setdefault("train_time_s", times[row["optimizer_step"]])

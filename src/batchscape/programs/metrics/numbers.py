@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 from batchscape.config.metrics import GEOMETRY_NAMES, TimeUnit
 from batchscape.errors import RecordError
@@ -31,15 +32,13 @@ def whole_lines(content: bytes) -> bytes:
 def content_of(path: Path) -> bytes:
     """Return what a file holds; nothing where it is not there."""
     if path.exists() and not path.is_file():  # to open a pipe would wait for its other end
-        msg = f"{path} is no regular file: metrics are read from files"
-        raise RecordError(msg)
+        raise RecordError(f"{path} is no regular file: metrics are read from files")
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise RecordError(msg) from None
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def as_float(value: object, where: str) -> float:
@@ -49,8 +48,7 @@ def as_float(value: object, where: str) -> float:
             return float(value)
         except (ValueError, OverflowError):
             pass
-    msg = f"{where} should be a number, got {value!r:.60}"
-    raise RecordError(msg)
+    raise RecordError(f"{where} should be a number, got {value!r:.60}")
 
 
 def as_count(value: object, where: str) -> int:
@@ -59,19 +57,16 @@ def as_count(value: object, where: str) -> int:
     number = as_float(str(value).replace(",", "") if has_thousands else value, where)
     # A float above 2**53 no longer tells neighbours apart.
     if not number.is_integer() or not 0 <= number <= 2**53:
-        msg = f"{where} should be a whole number from 0 on, got {value!r:.60}"
-        raise RecordError(msg)
+        raise RecordError(f"{where} should be a whole number from 0 on, got {value!r:.60}")
     return int(number)
 
 
-def as_row(
-    values: dict[str, object], units: dict[str, TimeUnit], where: str
-) -> dict[str, int | float]:
+def as_row(values: dict[str, object], units: dict[str, TimeUnit], where: str) -> dict[str, Any]:
     """Return the values of columns as numbers of the columns' units.
 
     A time that is nan, infinite or negative is left out.
     """
-    row: dict[str, int | float] = {}
+    row: dict[str, Any] = {}
     for name, value in values.items():
         place = f"{where}: {name}"
         if name in _COUNTS:

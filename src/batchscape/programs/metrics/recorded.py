@@ -40,11 +40,10 @@ class RecorderReader(Reader):
             for line in lines_of(whole_lines(content_of(path))):
                 self._take(path, line)
         if final and not any(rank.begins for rank in self._ranks.values()):
-            msg = (
+            raise RecordError(
                 f"{self._path} is empty: the program made no batchscape.recorder.Recorder (or "
                 f"runs in an environment without BATCHSCAPE_RUN_DIR)"
             )
-            raise RecordError(msg)
         return self._log()
 
     def _take(self, path: Path, line: str) -> None:
@@ -52,10 +51,11 @@ class RecorderReader(Reader):
             event = json.loads(line)
             kind = event.pop("event")
             if kind in {"step", "evaluation"}:
-                int(event["optimizer_step"])
+                event["optimizer_step"] = int(event["optimizer_step"])
         except (ValueError, KeyError, AttributeError, TypeError):
-            msg = f"{path} is damaged: {line[:60]!r} is none of the recorder's lines"
-            raise DamageError(msg) from None
+            raise DamageError(
+                f"{path} is damaged: {line[:60]!r} is none of the recorder's lines"
+            ) from None
         rank = self._ranks.setdefault(path, _Rank())
         if kind == "begin":
             start = event.get("attempt", 0), event.get("restart", 0)
@@ -80,8 +80,8 @@ class RecorderReader(Reader):
         row = {name: event[name] for name in columns if name in event}
         if rank.time_before_s < 0:
             # This start does the steps after its checkpoint again.
-            self._steps.cut(int(row["optimizer_step"]))
-            self._evals.cut(int(row["optimizer_step"]))
+            self._steps.cut(row["optimizer_step"])
+            self._evals.cut(row["optimizer_step"])
             times_s = (earlier.get("train_time_s", 0.0) for earlier in self._steps.get())
             rank.time_before_s = max(times_s, default=0.0)
         if "train_time_s" in row:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from batchscape.config.metrics import TrainerStateMetrics
 from batchscape.errors import RecordError
-from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.log import Log, MetricRows, Reader, Row, settle_loss
 from batchscape.programs.metrics.numbers import as_count, as_float, as_row, content_of
 
@@ -31,15 +31,7 @@ class TrainerStateReader(Reader):
 
     source = _FILE
 
-    def __init__(
-        self,
-        path: Path,
-        geometry: BatchGeometry,
-        sequence_length: int | None,
-        eval_loss: str | None = None,
-    ) -> None:
-        super().__init__(path, geometry, sequence_length)
-        self._eval_loss = eval_loss
+    _config: TrainerStateMetrics
 
     def read(self, *, final: bool = False) -> Log:
         """Return what the metrics hold by now; without a sequence length no tokens of rows."""
@@ -50,39 +42,33 @@ class TrainerStateReader(Reader):
         return log
 
     def _read(self, *, final: bool) -> Log:
-        states = self._states(final=final)
-        if states:
-            path, state = max(states.items(), key=lambda item: item[1]["global_step"])
-            return self._log(state, path)
-        if final:
-            msg = (
-                f"no {_FILE} in {self._path} or its checkpoints: call trainer.save_state() "
-                f"after trainer.train(), or name the output folder in metrics.path"
-            )
-            raise RecordError(msg)
-        return Log()
-
-    def _states(self, *, final: bool) -> dict[Path, dict[str, Any]]:
         paths = [self._path]
         if self._path.is_dir():
             paths = [self._path / _FILE, *sorted(self._path.glob(f"checkpoint-*/{_FILE}"))]
-        states = {}
+        latest: tuple[Path, dict[str, Any]] | None = None
         for path in paths:
             content = content_of(path)
             if not content:
                 continue
             try:
                 state = json.loads(content)
-                step = as_count(state["global_step"], "global_step")
-                states[path] = {**state, "global_step": step}
+                state["global_step"] = as_count(state["global_step"], "global_step")
+                if latest is None or state["global_step"] > latest[1]["global_step"]:
+                    latest = path, state
             except (ValueError, LookupError, TypeError, RecordError) as error:
                 # The Trainer may be in the midst of writing it.
                 if final:
-                    msg = f"{path} is no state of a Trainer: {error}"
-                    raise RecordError(msg) from None
-        return states
+                    raise RecordError(f"{path} is no state of a Trainer: {error}") from None
+        if latest is not None:
+            return self._log(*latest)
+        if final:
+            raise RecordError(
+                f"no {_FILE} in {self._path} or its checkpoints: call trainer.save_state() "
+                f"after trainer.train(), or name the output folder in metrics.path"
+            )
+        return Log()
 
-    def _log(self, state: Mapping[str, Any], path: Path) -> Log:
+    def _log(self, path: Path, state: Mapping[str, Any]) -> Log:
         history = state.get("log_history") or []
         sources = {"loss": "mean over ranks of the means that the Trainer takes"}
         held_out = self._held_out(history, path, sources)
@@ -114,12 +100,11 @@ class TrainerStateReader(Reader):
             # A metric may have such a name, too.
             if key == "eval_loss" or f"{key[:-5]}_runtime" in entry
         )
-        chosen = self._eval_loss or "eval_loss"
+        chosen = self._config.eval_loss or "eval_loss"
         if not keys or any(chosen in entry for entry in history):
             return chosen
-        if self._eval_loss is not None:
-            msg = f"{path} has no {chosen}, but {', '.join(keys)}"
-            raise RecordError(msg)
+        if self._config.eval_loss is not None:
+            raise RecordError(f"{path} has no {chosen}, but {', '.join(keys)}")
         if len(keys) > 1:
             sources["eval_loss"] = (
                 f"there is no held-out loss: the Trainer has several, {', '.join(keys)}; say which "
@@ -151,7 +136,7 @@ def _rows(
         # and a model that was evaluated may be evaluated once more.
         row = _row(entry, held_out, columns, where)
         if row and row["optimizer_step"] != last_step and not (has_trained and best):
-            last_step = int(row["optimizer_step"])
+            last_step = row["optimizer_step"]
             evals.add(row, least=0)
         evaluated_s += _evaluated_s(entry)
     if repeats := steps.repeats():
@@ -164,8 +149,10 @@ def _readings(
 ) -> dict[tuple[str, int], str]:
     """Return what a state tells of the batch."""
     readings = {}
-    if processes := _processes(path):
-        readings["world_size", processes] = "files of random states in the checkpoint"
+    for folder in (path.parent, *sorted(path.parent.glob("checkpoint-*"))):
+        if processes := len(list(folder.glob("rng_state*.pth"))):
+            readings["world_size", processes] = "files of random states in the checkpoint"
+            break
     if state.get("train_batch_size") is not None:
         # Of a process, which has one device; with several (DataParallel) it counts as one rank.
         micro = as_count(state["train_batch_size"], f"{path}: train_batch_size")
@@ -214,7 +201,7 @@ def _time_steps(rows: list[Row], evals: list[Row], state: Mapping[str, Any]) -> 
     evaluated_steps = {row["optimizer_step"] for row in evals}
     previous: Row = {"optimizer_step": 0, "train_time_s": 0.0}
     for row in rows:
-        last_step, step = int(previous["optimizer_step"]), int(row["optimizer_step"])
+        last_step, step = previous["optimizer_step"], row["optimizer_step"]
         # The time includes a checkpoint that was saved since the last step, and no log says so.
         is_saved = save_every and (step - 1) // save_every > max(last_step - 1, 0) // save_every
         if is_saved or "train_time_s" not in previous:
@@ -234,9 +221,3 @@ def _samples_a_step(entry: Mapping[str, Any]) -> int | None:
     except (KeyError, TypeError, ValueError, ArithmeticError):
         return None
     return smallest if smallest == largest >= 1 else None
-
-
-def _processes(state: Path) -> int:
-    """Count the processes that saved a checkpoint."""
-    folders = (state.parent, *sorted(state.parent.glob("checkpoint-*")))
-    return next(filter(None, (len(list(at.glob("rng_state*.pth"))) for at in folders)), 0)

@@ -210,8 +210,8 @@ def _checked_batch(dataset: Dataset, indices: Indices, demand: _Demand) -> tuple
     is_tuple = isinstance(batch, tuple)
     demand(
         is_tuple and [isinstance(one, torch.Tensor) for one in batch] == [True, True],
-        "batch must return a tuple of two tensors, inputs and labels; inputs of several parts, such "
-        "as source and target, are joined along a dimension here, and split by the model",
+        "batch must return a tuple of two tensors, inputs and labels; inputs of several parts, "
+        "such as source and target, are joined along a dimension here, and split by the model",
         f"{[type(one).__name__ for one in batch] if is_tuple else batch!r:.100}",
     )
     inputs, labels = batch

@@ -13,7 +13,7 @@ from batchscape.config import CustomData, Digits, Documents, ExternalData, RunCo
 from batchscape.config.data import IGNORED
 from batchscape.data.custom import make_custom
 from batchscape.data.store import load_array
-from batchscape.data.tokens import segments
+from batchscape.data.tokens import pieces_of
 from batchscape.record.spec import DataIdentity
 
 NO_TOKEN = -1
@@ -114,12 +114,11 @@ class TokenDataset:
     """
 
     def __init__(self, folder: Path, part: Part, sequence_length: int) -> None:
-        parts = [s for s in segments(folder, part) if s.samples(sequence_length)]
-        self._files = [segment.file.map() for segment in parts]
-        self._begins = [segment.begin for segment in parts]
+        pieces = [p for p in pieces_of(folder, part) if p.samples(sequence_length)]
+        self._tokens = [piece.map() for piece in pieces]
         self._sequence_length = sequence_length
-        # Samples up to the end of each file.
-        self._ends = np.cumsum([segment.samples(sequence_length) for segment in parts])
+        # Samples up to the end of each piece.
+        self._ends = np.cumsum([piece.samples(sequence_length) for piece in pieces])
         self.num_samples = int(self._ends[-1])
 
     def count_labels(self, indices: Indices) -> int:
@@ -130,11 +129,11 @@ class TokenDataset:
         """Return inputs and labels, each of shape (samples, sequence_length)."""
         length = self._sequence_length
         tokens = np.empty((len(indices), length + 1), dtype=np.int64)
-        files = np.searchsorted(self._ends, indices, side="right")
-        firsts = np.concatenate(([0], self._ends[:-1]))[files]
-        for row, (file, sample) in enumerate(zip(files, indices - firsts, strict=True)):
-            begin = self._begins[file] + int(sample) * length
-            tokens[row] = self._files[file][begin : begin + length + 1]
+        pieces = np.searchsorted(self._ends, indices, side="right")
+        firsts = np.concatenate(([0], self._ends[:-1]))[pieces]
+        for row, (piece, sample) in enumerate(zip(pieces, indices - firsts, strict=True)):
+            begin = int(sample) * length
+            tokens[row] = self._tokens[piece][begin : begin + length + 1]
         return _shifted(torch.from_numpy(tokens))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from batchscape.data.sources import visible_files
+from batchscape.data.sources import files_below
 from batchscape.errors import ConfigError
 
 _JSON_SUFFIXES = {".jsonl", ".ndjson", ".json"}
@@ -16,13 +16,9 @@ _BATCH_RECORDS = 1024
 """Records that are read at once."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """One document."""
-
-    text: bytes
-    """In UTF-8."""
-    label: int | str | None
+Label = int | str | None
+Record = tuple[bytes, Label]
+"""The text of a document, in UTF-8, and its class."""
 
 
 class Records:
@@ -44,8 +40,8 @@ class Records:
         """Yield the records, some at a time; `advance` takes the bytes of each file."""
         fields = [field for field in (self._text_field, self._label_field) if field is not None]
         for file in self.files:
-            read = _READERS[".json" if file.suffix in _JSON_SUFFIXES else file.suffix]
             number = 0
+            read = _json_rows if file.suffix in _JSON_SUFFIXES else _table_rows
             for rows in read(file, fields):
                 yield [
                     self._record(row, f"{file}, record {number + index}")
@@ -55,33 +51,34 @@ class Records:
             advance(file.stat().st_size)
 
     def _record(self, row: dict[str, Any], where: str) -> Record:
-        for setting, field in (("text", self._text_field), ("label", self._label_field)):
-            if field is not None and field not in row:
+        values: list[Any] = []
+        for setting, field, kinds, kind in (
+            ("text", self._text_field, str, "a text"),
+            ("label", self._label_field, int | str, "a whole number or a text"),
+        ):
+            if field is None:
+                values.append(None)
+                continue
+            if field not in row:
                 msg = (
                     f"data.{setting}_field={field}: there is no such field in {where}; it has "
                     f"{', '.join(row) or 'none'}"
                 )
                 raise ConfigError(msg)
-        text = row[self._text_field]
-        if not isinstance(text, str):
-            msg = (
-                f"data.text_field={self._text_field} must hold a text in every record; {where} "
-                f"holds {text!r:.80}"
-            )
-            raise ConfigError(msg)
-        label = None if self._label_field is None else row[self._label_field]
-        if self._label_field is not None and not isinstance(label, int | str):
-            msg = (
-                f"data.label_field={self._label_field} must hold a whole number or a text in every "
-                f"record; {where} holds {label!r:.80}"
-            )
-            raise ConfigError(msg)
+            if not isinstance(row[field], kinds):
+                msg = (
+                    f"data.{setting}_field={field} must hold {kind} in every record; {where} holds "
+                    f"{row[field]!r:.80}"
+                )
+                raise ConfigError(msg)
+            values.append(row[field])
+        text, label = values
         # A lone surrogate is valid JSON, but no text.
-        return Record(text.encode(errors="replace"), label)
+        return text.encode(errors="replace"), label
 
 
 def _files(root: Path, path: str) -> list[Path]:
-    if root.is_file() and (root.suffix in _JSON_SUFFIXES or root.suffix == ".parquet"):
+    if root.is_file() and root.suffix in {*_JSON_SUFFIXES, ".parquet"}:
         return [root]
     if (root / "dataset_dict.json").is_file():
         splits = sorted(inner.name for inner in root.iterdir() if inner.is_dir())
@@ -97,18 +94,15 @@ def _files(root: Path, path: str) -> list[Path]:
             )
             raise ConfigError(msg)
         return [root / entry["filename"] for entry in state["_data_files"]]
-    files = sorted(
-        (file for file in visible_files(root) if file.suffix in _JSON_SUFFIXES | {".parquet"}),
-        key=lambda file: file.relative_to(root).as_posix(),
-    )
-    if not files:
+    names = files_below(root, {*_JSON_SUFFIXES, ".parquet"})
+    if not names:
         msg = (
             f"data.path={path}: no documents there; give a file or a folder of files that end in "
             f"one of {' '.join(sorted(_JSON_SUFFIXES))} .parquet, or a folder of "
             "Dataset.save_to_disk"
         )
         raise ConfigError(msg)
-    return files
+    return [root / name for name in names]
 
 
 RowLists = Iterator[list[dict[str, Any]]]
@@ -137,41 +131,30 @@ def _json_rows(file: Path, _fields: Sequence[str]) -> RowLists:
     yield rows
 
 
-def _parquet_rows(file: Path, fields: Sequence[str]) -> RowLists:
+def _table_rows(file: Path, fields: Sequence[str]) -> RowLists:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
+    is_arrow = file.suffix == ".arrow"
     try:
-        with ParquetFile(file) as table:
-            names = table.schema_arrow.names
+        with ExitStack() as files:
+            if is_arrow:
+                source = files.enter_context(pyarrow.memory_map(str(file)))
+                stream = files.enter_context(pyarrow.ipc.open_stream(source))
+                names = stream.schema.names
+            else:
+                table = files.enter_context(ParquetFile(file))
+                names = table.schema_arrow.names
             # Without one of the fields all columns are read, for `_record` to list them.
             columns = list(fields) if set(fields) <= set(names) else names
-            for batch in table.iter_batches(batch_size=_BATCH_RECORDS, columns=columns):
-                yield batch.to_pylist()
+            batches = (
+                (batch.select(columns) for batch in stream)
+                if is_arrow
+                else table.iter_batches(batch_size=_BATCH_RECORDS, columns=columns)
+            )
+            for batch in batches:
+                for start in range(0, len(batch), _BATCH_RECORDS):
+                    yield batch.slice(start, _BATCH_RECORDS).to_pylist()
     except (pyarrow.ArrowInvalid, OSError) as error:
-        msg = f"{file} cannot be read as Parquet: {error}"
+        msg = f"{file} cannot be read as {'Arrow' if is_arrow else 'Parquet'}: {error}"
         raise ConfigError(msg) from None
-
-
-def _arrow_rows(file: Path, fields: Sequence[str]) -> RowLists:
-    import pyarrow
-
-    try:
-        with pyarrow.memory_map(str(file)) as source, pyarrow.ipc.open_stream(source) as stream:
-            present_fields = [field for field in fields if field in stream.schema.names]
-            for batch in stream:
-                chosen = (
-                    batch.select(present_fields) if len(present_fields) == len(fields) else batch
-                )
-                for start in range(0, len(chosen), _BATCH_RECORDS):
-                    yield chosen.slice(start, _BATCH_RECORDS).to_pylist()
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        msg = f"{file} cannot be read as Arrow: {error}"
-        raise ConfigError(msg) from None
-
-
-_READERS: dict[str, Callable[[Path, Sequence[str]], RowLists]] = {
-    ".json": _json_rows,
-    ".parquet": _parquet_rows,
-    ".arrow": _arrow_rows,
-}

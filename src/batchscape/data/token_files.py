@@ -17,7 +17,7 @@ import json
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,15 @@ _JUDGED_TOKENS = 1024
 """Tokens needed at least to judge that they have another type."""
 _JUDGED_ZEROS = 128
 """Tokens needed at least to judge that the upper part of each is 0."""
-NO_VOCABULARY = 2**20
+_NO_VOCABULARY = 2**20
 """No vocabulary is as large: a larger token is two of 16 bits, read as one of 32."""
+_UNLIKELY_TOKENS = {"uint16": 65_000, "uint32": _NO_VOCABULARY}
+"""Tokens this large are unlikely in their type: probably they are numbers of another type."""
 
 
 @dataclass(frozen=True)
 class TokenFile:
-    """Where the tokens of a file lie."""
+    """Tokens of a file, all of them or those of one part."""
 
     path: Path
     dtype: str
@@ -66,6 +68,16 @@ class TokenFile:
     tokens: int
     raw: bool
     """Whether there is no header, so that the values alone tell the type."""
+
+    def samples(self, sequence_length: int) -> int:
+        """Return how many full samples lie in it."""
+        return max(0, (self.tokens - 1) // sequence_length)
+
+    def split(self, boundary: int) -> tuple[TokenFile, TokenFile]:
+        """Return the tokens before a boundary, and those from it on."""
+        offset = self.offset + boundary * np.dtype(self.dtype).itemsize
+        rest = replace(self, offset=offset, tokens=self.tokens - boundary)
+        return replace(self, tokens=boundary), rest
 
     def map(self) -> NDArray[Any]:
         """Map the tokens into memory."""
@@ -121,14 +133,19 @@ def recognise(path: Path) -> TokenFile:
     return TokenFile(path, dtype, 0, size // width, raw=True)
 
 
-def scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
-    """Hash a file and find its tokens' range, in one pass whose result is cached."""
+def scan(
+    file: TokenFile, vocabulary_size: int | None, advance: Callable[[int], object]
+) -> ScannedFile:
+    """Hash a file and find its tokens' range, in one pass whose result is cached.
 
-    def find() -> dict[str, Any]:
-        return asdict(_scan_blocks(file, advance))
-
+    Raises
+    ------
+    ConfigError
+        If the values are no tokens, or unlikely for the type that they are read as.
+    """
     kind = f"tokens {file.dtype} from {file.offset}"
-    scanned = ScannedFile(**cached_result(file.path, kind, find))
+    found = cached_result(file.path, kind, lambda: _scan_blocks(file, advance))
+    scanned = ScannedFile(**found)
     if scanned.smallest < 0:
         msg = f"{file.path} holds the token {scanned.smallest}; tokens are 0 or above"
         raise ConfigError(msg)
@@ -136,6 +153,14 @@ def scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
         msg = (
             f"{file.path} looks like int64, numpy's default: read as {file.dtype}, each token is "
             f"{scanned.merged} numbers, of which the upper ones are 0. {_WRITE}"
+        )
+        raise ConfigError(msg)
+    if vocabulary_size is None and file.raw and scanned.largest >= _UNLIKELY_TOKENS[file.dtype]:
+        msg = (
+            f"{file.path}, read as {file.dtype}, holds the token {scanned.largest}, which is large "
+            "for a vocabulary: the file may hold floats, big-endian numbers or tokens of another "
+            "type. If these are tokens, give data.vocabulary_size, above all of them; else write "
+            "all files as little-endian uint16, or all as uint32"
         )
         raise ConfigError(msg)
     return scanned
@@ -166,7 +191,7 @@ def _check_size(path: Path, dtype: str, offset: int, tokens: int, size: int) -> 
     return TokenFile(path, dtype, offset, tokens, raw=False)
 
 
-def _scan_blocks(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
+def _scan_blocks(file: TokenFile, advance: Callable[[int], object]) -> dict[str, Any]:
     digest = hashlib.sha256()
     smallest, largest = np.iinfo(np.int64).max, np.iinfo(np.int64).min
     dtype = np.dtype(file.dtype).newbyteorder("<")
@@ -180,7 +205,12 @@ def _scan_blocks(file: TokenFile, advance: Callable[[int], object]) -> ScannedFi
             largest = max(largest, int(tokens.max()))
             merged = _numbers_per_token(tokens) if merged is None else merged
             advance(len(block))
-    return ScannedFile(digest.hexdigest(), smallest, largest, merged or 1)
+    return {
+        "sha256": digest.hexdigest(),
+        "smallest": smallest,
+        "largest": largest,
+        "merged": merged or 1,
+    }
 
 
 def _numbers_per_token(tokens: NDArray[Any]) -> int:
@@ -190,7 +220,7 @@ def _numbers_per_token(tokens: NDArray[Any]) -> int:
     """
     if len(tokens) < _JUDGED_ZEROS or not tokens[::2].any():
         return 1
-    upper_limit = NO_VOCABULARY >> 16
+    upper_limit = _NO_VOCABULARY >> 16
     if tokens.dtype.itemsize == 4:
         return 1 if tokens[1::2].any() else 2
     if tokens.dtype.itemsize != 2:

@@ -49,7 +49,6 @@ class Steps:
             1,
             device,
             self._clock,
-            rank_on_node=0,
             ranks_on_node=1,
             attempt=0,
             warmup_optimizer_steps=0,

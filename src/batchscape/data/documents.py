@@ -11,7 +11,7 @@ from batchscape.config import Documents
 from batchscape.data.coding import Tokens, coder_of, tokenizer_hash
 from batchscape.data.fingerprints import file_sha256
 from batchscape.data.progress import reading
-from batchscape.data.records import Label, Record, Records
+from batchscape.data.records import Label, Record, document_files, read_records
 from batchscape.data.sources import choose, draw
 from batchscape.data.store import PARTS, Arrays, Facts, keep
 from batchscape.data.text import cut
@@ -25,12 +25,12 @@ def prepare_documents(config: Documents) -> DataIdentity:
     A document is held out by a hash of its text, so that one more document moves no other, and
     copies of a document are in the same part. Documents without a token are left out.
     """
-    records = Records(config.path, config.text_field, config.label_field)
-    total = sum(file.stat().st_size for file in records.files)
+    files = document_files(config.path)
+    total = sum(file.stat().st_size for file in files.values())
     with reading("hashing", total) as advance:
-        files = [(records.name(file), file_sha256(file, advance)) for file in records.files]
+        digests = [(name, file_sha256(file, advance)) for name, file in files.items()]
     manifest: dict[str, Any] = {
-        "files": files,
+        "files": digests,
         "text_field": config.text_field,
         "label_field": config.label_field,
         "sequence_length": config.sequence_length,
@@ -42,7 +42,7 @@ def prepare_documents(config: Documents) -> DataIdentity:
 
     def build() -> tuple[dict[str, Arrays], Facts]:
         with reading("reading documents", total) as advance:
-            return _deal(config, records.batches(advance))
+            return _deal(config, read_records(files.values(), config, advance))
 
     place, facts = keep(config.name, manifest, build)
     vocabulary = facts["vocabulary"]
@@ -55,9 +55,7 @@ def prepare_documents(config: Documents) -> DataIdentity:
 def _deal(config: Documents, batches: Iterable[list[Record]]) -> tuple[dict[str, Arrays], Facts]:
     """Encode the documents and deal them to the parts."""
     coder = coder_of(config.tokenizer)
-    documents: list[Tokens] = []
-    labels: list[Label] = []
-    draws: list[float] = []
+    kept: list[tuple[Tokens, Label, float]] = []
     for batch in batches:
         texts = [text for text, _ in batch]
         encoded = (
@@ -65,17 +63,18 @@ def _deal(config: Documents, batches: Iterable[list[Record]]) -> tuple[dict[str,
             if config.label_field is None
             else coder.encode_whole(texts, config.sequence_length)
         )
-        for (text, label), document in zip(batch, encoded, strict=True):
-            if len(document):
-                documents.append(document)
-                labels.append(label)
-                draws.append(draw(text))
-    if len(documents) < 2:
+        kept += [
+            (document, label, draw(text))
+            for (text, label), document in zip(batch, encoded, strict=True)
+            if len(document)
+        ]
+    if len(kept) < 2:
         msg = (
             f"data.path={config.path}: two or more documents with a text are needed, one for each "
-            f"part; found {len(documents)}"
+            f"part; found {len(kept)}"
         )
         raise ConfigError(msg)
+    documents, labels, draws = zip(*kept, strict=True)
     facts: Facts = {"vocabulary": coder.vocabulary}
     if config.label_field is not None:
         facts["classes"] = _classes(config.label_field, labels)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from batchscape.config import Documents
 from batchscape.data.sources import files_below
 from batchscape.errors import ConfigError
 
@@ -21,65 +22,54 @@ Record = tuple[bytes, Label]
 """The text of a document, in UTF-8, and its class."""
 
 
-class Records:
-    """The records of a file or a folder, in the order of the names of the files."""
-
-    def __init__(self, path: str, text_field: str, label_field: str | None) -> None:
-        self._text_field = text_field
-        self._label_field = label_field
-        root = Path(path).expanduser()
-        self._root = root if root.is_dir() else root.parent
-        self.files = _files(root, path)
-        """Files, in their order."""
-
-    def name(self, file: Path) -> str:
-        """Return the name of a file below the folder."""
-        return file.relative_to(self._root).as_posix()
-
-    def batches(self, advance: Callable[[int], object]) -> Iterator[list[Record]]:
-        """Yield the records, some at a time; `advance` takes the bytes of each file."""
-        fields = [field for field in (self._text_field, self._label_field) if field is not None]
-        for file in self.files:
-            number = 0
-            read = _json_rows if file.suffix in _JSON_SUFFIXES else _table_rows
-            for rows in read(file, fields):
-                yield [
-                    self._record(row, f"{file}, record {number + index}")
-                    for index, row in enumerate(rows, start=1)
-                ]
-                number += len(rows)
-            advance(file.stat().st_size)
-
-    def _record(self, row: dict[str, Any], where: str) -> Record:
-        values: list[Any] = []
-        for setting, field, kinds, kind in (
-            ("text", self._text_field, str, "a text"),
-            ("label", self._label_field, int | str, "a whole number or a text"),
-        ):
-            if field is None:
-                values.append(None)
-                continue
-            if field not in row:
-                msg = (
-                    f"data.{setting}_field={field}: there is no such field in {where}; it has "
-                    f"{', '.join(row) or 'none'}"
-                )
-                raise ConfigError(msg)
-            if not isinstance(row[field], kinds):
-                msg = (
-                    f"data.{setting}_field={field} must hold {kind} in every record; {where} holds "
-                    f"{row[field]!r:.80}"
-                )
-                raise ConfigError(msg)
-            values.append(row[field])
-        text, label = values
-        # A lone surrogate is valid JSON, but no text.
-        return text.encode(errors="replace"), label
+def read_records(
+    files: Iterable[Path], config: Documents, advance: Callable[[int], object]
+) -> Iterator[list[Record]]:
+    """Yield the records of files, some at a time; `advance` takes the bytes of each file."""
+    fields = [field for field in (config.text_field, config.label_field) if field is not None]
+    for file in files:
+        read = _json_rows if file.suffix in _JSON_SUFFIXES else _table_rows
+        number = 0
+        for rows in read(file, fields):
+            yield [
+                _record(row, config, f"{file}, record {number + index}")
+                for index, row in enumerate(rows, start=1)
+            ]
+            number += len(rows)
+        advance(file.stat().st_size)
 
 
-def _files(root: Path, path: str) -> list[Path]:
+def _record(row: dict[str, Any], config: Documents, where: str) -> Record:
+    label: Label = None
+    for setting, field, kinds, kind in (
+        ("text", config.text_field, str, "a text"),
+        ("label", config.label_field, int | str, "a whole number or a text"),
+    ):
+        if field is None:
+            continue
+        if field not in row:
+            msg = (
+                f"data.{setting}_field={field}: there is no such field in {where}; it has "
+                f"{', '.join(row) or 'none'}"
+            )
+            raise ConfigError(msg)
+        label = row[field]
+        if not isinstance(label, kinds):
+            msg = (
+                f"data.{setting}_field={field} must hold {kind} in every record; {where} holds "
+                f"{label!r:.80}"
+            )
+            raise ConfigError(msg)
+    text: str = row[config.text_field]
+    # A lone surrogate is valid JSON, but no text.
+    return text.encode(errors="replace"), None if config.label_field is None else label
+
+
+def document_files(path: str) -> dict[str, Path]:
+    """Return the files of a path by their names below it, in the order of the names."""
+    root = Path(path).expanduser()
     if root.is_file() and root.suffix in {*_JSON_SUFFIXES, ".parquet"}:
-        return [root]
+        return {root.name: root}
     if (root / "dataset_dict.json").is_file():
         splits = sorted(inner.name for inner in root.iterdir() if inner.is_dir())
         msg = f"data.path={path} holds the splits {', '.join(splits)}; give the path of one of them"
@@ -93,8 +83,9 @@ def _files(root: Path, path: str) -> list[Path]:
                 "and save it again with a newer one"
             )
             raise ConfigError(msg)
-        return [root / entry["filename"] for entry in state["_data_files"]]
-    names = files_below(root, {*_JSON_SUFFIXES, ".parquet"})
+        names = [entry["filename"] for entry in state["_data_files"]]
+    else:
+        names = files_below(root, {*_JSON_SUFFIXES, ".parquet"})
     if not names:
         msg = (
             f"data.path={path}: no documents there; give a file or a folder of files that end in "
@@ -102,7 +93,7 @@ def _files(root: Path, path: str) -> list[Path]:
             "Dataset.save_to_disk"
         )
         raise ConfigError(msg)
-    return [root / name for name in names]
+    return {name: root / name for name in names}
 
 
 RowLists = Iterator[list[dict[str, Any]]]

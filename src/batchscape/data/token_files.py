@@ -144,8 +144,8 @@ def scan(
         If the values are no tokens, or unlikely for the type that they are read as.
     """
     kind = f"tokens {file.dtype} from {file.offset}"
-    found = cached_result(file.path, kind, lambda: _scan_blocks(file, advance))
-    scanned = ScannedFile(**found)
+    figures = cached_result(file.path, kind, lambda: _scan_blocks(file, advance))
+    scanned = ScannedFile(**figures)
     if scanned.smallest < 0:
         msg = f"{file.path} holds the token {scanned.smallest}; tokens are 0 or above"
         raise ConfigError(msg)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,6 @@ _DECIDED_ELSEWHERE = {
 _PROBE_TOKENS = 4
 
 
-@dataclass(frozen=True)
-class _Vocabulary:
-    rows: int
-    padding: int | None
-    """Token that fills short sequences; None where nothing needs one."""
-
-
 class HuggingFaceModel(nn.Module):
     """Token ids of shape (samples, length) to logits, for the next token or for a class."""
 
@@ -56,13 +48,12 @@ class HuggingFaceModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits of shape (samples, length, vocabulary) or (samples, classes)."""
-        if self.padding is None:
-            logits: Tensor = self.network(input_ids=tokens).logits
-        else:
+        inputs = {"input_ids": tokens}
+        if self.padding is not None:
             real = tokens >= 0
-            logits = self.network(
-                input_ids=torch.where(real, tokens, self.padding), attention_mask=real.long()
-            ).logits
+            padded = torch.where(real, tokens, self.padding)
+            inputs = {"input_ids": padded, "attention_mask": real.long()}
+        logits: Tensor = self.network(**inputs).logits
         return logits
 
 
@@ -94,11 +85,11 @@ def build_hugging_face(
     except Exception as error:  # each model checks its configuration with errors of its own
         msg = f"transformers cannot read this model configuration: {error}"
         raise ConfigError(msg) from error
-    vocabulary = _vocabulary(config, library_config, data, pads=classifies)
+    rows, padding = _rows_and_padding(config, library_config, data, pads=classifies)
     if config.path is None:
-        library_config.vocab_size = vocabulary.rows
+        library_config.vocab_size = rows
     if "pad_token_id" not in config.settings:
-        library_config.pad_token_id = vocabulary.padding
+        library_config.pad_token_id = padding
     library_config.use_cache = False
     if classifies:
         library_config.num_labels = data.classes
@@ -113,7 +104,7 @@ def build_hugging_face(
         )
         raise ConfigError(msg)
     network = _network(transformers, config, library_config, classifies=classifies)
-    model = HuggingFaceModel(network, vocabulary.padding if classifies else None)
+    model = HuggingFaceModel(network, padding if classifies else None)
     if not classifies:
         _check_causal(model, library_config)
     return model
@@ -169,14 +160,14 @@ def _check_settings(settings: dict[str, Any], library_config: Any, model_type: s
             raise ConfigError(msg + suggest(name, sorted(setting_names)))
 
 
-def _vocabulary(
+def _rows_and_padding(
     config: Transformers,
     library_config: Any,  # noqa: ANN401
     data: DataIdentity,
     *,
     pads: bool,
-) -> _Vocabulary:
-    """Settle the rows of the embedding, and the token that pads."""
+) -> tuple[int, int | None]:
+    """Settle the rows of the embedding, and the token that pads; None where nothing needs one."""
     data_rows = data_vocabulary(data)
     has_size = config.path is not None or "vocab_size" in config.settings
     # A row more, for a padding token that no real token equals.
@@ -197,7 +188,7 @@ def _vocabulary(
             f"below vocab_size={rows}, or a vocab_size above the data's vocabulary, {data_rows}"
         )
         raise ConfigError(msg)
-    return _Vocabulary(rows, padding)
+    return rows, padding
 
 
 def _network(
@@ -217,9 +208,10 @@ def _network(
         raise ConfigError(msg)
     options = {"attn_implementation": "sdpa", "dtype": torch.float32}
     loading_info: dict[str, Any] = {}
+    if config.pretrained and config.path is not None:
+        weight_files(Path(config.path))  # refuses a folder without them
     try:
-        if config.pretrained and config.path is not None:
-            weight_files(Path(config.path))
+        if config.pretrained:
             network, loading_info = getattr(transformers, class_name).from_pretrained(
                 config.path,
                 config=library_config,
@@ -230,8 +222,6 @@ def _network(
             )
         else:
             network = getattr(transformers, class_name).from_config(library_config, **options)
-    except ConfigError:
-        raise
     except Exception as error:  # each model refuses its configuration with errors of its own
         msg = f"transformers cannot build this {library_config.model_type} ({class_name}): {error}"
         raise ConfigError(msg) from error
@@ -243,10 +233,8 @@ def _network(
         if not classifies or n.startswith(body_prefix)
     ]
     if missing_parameters:
-        count, names = (
-            count_text(len(missing_parameters), "parameter"),
-            list_text(sorted(missing_parameters), "and", 3),
-        )
+        count = count_text(len(missing_parameters), "parameter")
+        names = list_text(sorted(missing_parameters), "and", 3)
         msg = f"the weights in {config.path} lack {count}: {names}"
         raise ConfigError(msg)
     trained: nn.Module = network.train()

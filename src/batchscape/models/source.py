@@ -24,24 +24,19 @@ _INDEX_NAME = "model.safetensors.index.json"
 
 def model_source_hash(config: RunConfig) -> str | None:
     """Name the content of model code and weights that are not part of this package."""
-    if isinstance(config.model, CustomModel):
-        source, arguments = source_hash(config.model.target), named_files(config.model.arguments)
+    model = config.model
+    if isinstance(model, CustomModel):
+        source, arguments = source_hash(model.target), named_files(model.arguments)
         if not arguments:
             return source
-        digest = hashlib.sha256(source.encode())
-        for text, path in arguments.items():
-            digest.update(f"\0{text}\0{sha256_of(path)}".encode())
-        return digest.hexdigest()[:16]
-    if not isinstance(config.model, Transformers) or config.model.path is None:
+        parts = [source, *(f"\0{text}\0{sha256_of(path)}" for text, path in arguments.items())]
+    elif isinstance(model, Transformers) and model.path is not None:
+        folder = Path(model.path)
+        files = [config_file(folder), *(weight_files(folder) if model.pretrained else ())]
+        parts = [f"{file.name}\0{sha256_of(file)}\0" for file in files]
+    else:
         return None
-    folder = Path(config.model.path)
-    files = [config_file(folder)]
-    if config.model.pretrained:
-        files += weight_files(folder)
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name}\0{sha256_of(file)}\0".encode())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
 
 
 def config_file(folder: Path) -> Path:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -76,21 +75,23 @@ class _ExchangeVector(NamedTuple):
     """Above 0: a gradient of the step was not finite on some rank; one a step. So every rank comes
     to the same verdict, also where only one meets such a number."""
 
-    @classmethod
-    def unpacked(cls, vector: Sequence[float], steps: int) -> _ExchangeVector:
-        """Return the content of a vector of so many steps."""
-        stop, checkpoint, interval, *rest = vector
-        end = len(rest) - steps
-        return cls(stop, checkpoint, interval, rest[:steps], rest[steps:end], rest[end:])
+
+class _Step(NamedTuple):
+    """An optimizer step of one rank."""
+
+    row: dict[str, Any]
+    labels: int
+    loss_sum: Tensor
+    norm: Tensor
+    skipped: Tensor | None
+    noise: NoiseSample | None
 
 
 @dataclass
 class _PendingExchange:
-    """An exchange under way and the rows that wait for it."""
+    """An exchange under way and the steps that wait for it."""
 
-    rows: list[dict[str, Any]]
-    labels: list[int]
-    noise: dict[int, NoiseSample]
+    steps: list[_Step]
     vectors: Tensor
     """Vectors of `_ExchangeVector`, one row a rank."""
     norms: Tensor
@@ -113,7 +114,10 @@ class _PendingExchange:
         total = self.vectors[0].clone()
         for row in self.vectors[1:]:
             total += row
-        return _ExchangeVector.unpacked(total.tolist(), len(self.rows))
+        stop, checkpoint, interval, *rest = total.tolist()
+        count = len(self.steps)
+        lists = rest[:count], rest[count:-count], rest[-count:]
+        return _ExchangeVector(stop, checkpoint, interval, *lists)
 
 
 class StepRecorder:
@@ -127,7 +131,6 @@ class StepRecorder:
         device: torch.device,
         clock: StepClock,
         *,
-        rank_on_node: int,
         ranks_on_node: int,
         attempt: int,
         warmup_optimizer_steps: int,
@@ -151,17 +154,9 @@ class StepRecorder:
         self._pending: _PendingExchange | None = None
         self._last_drain = time.perf_counter()
         self._core_waits = CoreWaits()
-        self.telemetry = build_telemetry(device, rank_on_node, ranks_on_node)
+        self.telemetry = build_telemetry(device, rank % ranks_on_node, ranks_on_node)
         """Of this rank's device; its energy is counted in steps that are not warm-up."""
-        self._start_rows()
-
-    def _start_rows(self) -> None:
-        self._rows: list[dict[str, Any]] = []
-        self._labels: list[int] = []
-        self._noise: dict[int, NoiseSample] = {}
-        self._losses: list[Tensor] = []
-        self._norms: list[Tensor] = []
-        self._skipped: list[Tensor] = []
+        self._steps: list[_Step] = []
 
     def begin(self) -> None:
         """Mark the begin of an optimizer step: what happened before it belongs to no step."""
@@ -192,43 +187,37 @@ class StepRecorder:
         noise: NoiseSample | None = None,
     ) -> None:
         """Take one optimizer step."""
-        if noise is not None:
-            self._noise[len(self._rows)] = noise
-        # The drain stacks them: one operation for many steps.
-        self._losses.append(loss_sum)
-        self._norms.append(gradient_norm)
-        if skipped is not None:
-            self._skipped.append(skipped.to(gradient_norm.dtype))
         self.tokens += labels
         contention = self._core_waits.since_last()
         if is_accelerator(self._device):
             # It would include the time that the host waits for the device.
             contention = contention._replace(processor_time_s=None)
-        self._rows.append(
-            {
-                "optimizer_step": optimizer_step,
-                "samples": samples,
-                "global_batch_size": global_batch_size,
-                "tokens": self.tokens,
-                "attempt": self._attempt,
-                "learning_rate": learning_rate,
-                "exchanged_bytes": exchanged_bytes,
-                **contention._asdict(),
-                "warmup": self._warmup_left > 0,
-            }
-        )
-        self._labels.append(labels)
+        row = {
+            "optimizer_step": optimizer_step,
+            "samples": samples,
+            "global_batch_size": global_batch_size,
+            "tokens": self.tokens,
+            "attempt": self._attempt,
+            "learning_rate": learning_rate,
+            "exchanged_bytes": exchanged_bytes,
+            **contention._asdict(),
+            "warmup": self._warmup_left > 0,
+        }
+        if skipped is not None:  # a copy: the engine's own tensor may change with its next step
+            skipped = skipped.to(gradient_norm.dtype)
+        # The drain stacks the tensors: one operation for many steps.
+        self._steps.append(_Step(row, labels, loss_sum, gradient_norm, skipped, noise))
         self._warmup_left -= 1
 
     @property
     def is_due(self) -> bool:
         """Whether a drain is due; the same on every rank."""
-        return len(self._rows) >= self._interval
+        return len(self._steps) >= self._interval
 
     def drain(self, *, stop: bool, checkpoint: bool) -> Agreement:
         """Write the rows of the drain before, and start the reduction of the new ones."""
         agreed = self._finish()
-        if self._rows:
+        if self._steps:
             self._start(stop=stop, checkpoint=checkpoint)
         return agreed
 
@@ -246,13 +235,14 @@ class StepRecorder:
             self._lines.close()
 
     def _start(self, *, stop: bool, checkpoint: bool) -> None:
+        steps, self._steps = self._steps, []
         if (sample := self.telemetry.sample()) is not None:
-            self._rows[-1] |= sample._asdict()
+            steps[-1].row.update(sample._asdict())
         now = time.perf_counter()
         elapsed_s, self._last_drain = now - self._last_drain, now
         interval = 0
         if self._rank == 0:
-            steps_per_interval = len(self._rows) * _TARGET_INTERVAL_S / max(elapsed_s, 1e-9)
+            steps_per_interval = len(steps) * _TARGET_INTERVAL_S / max(elapsed_s, 1e-9)
             interval = min(max(int(steps_per_interval), 1), LARGEST_INTERVAL)
         # In the order of `_ExchangeVector`, as is what follows.
         head = torch.tensor([stop, checkpoint, interval], dtype=torch.float64)
@@ -261,10 +251,13 @@ class StepRecorder:
             with pinning():
                 head = head.pin_memory()
             head = head.to(self._device, non_blocking=True)
-        squares = [sample.square_sum for sample in self._noise.values()]
-        norms = torch.stack([*self._norms, *self._skipped])
-        overflows = (~norms[: len(self._norms)].isfinite()).double()
-        vector = torch.cat([head, torch.stack([*self._losses, *squares]), overflows])
+        squares = [step.noise.square_sum for step in steps if step.noise is not None]
+        gradient_norms = [step.norm for step in steps]
+        skipped = [step.skipped for step in steps if step.skipped is not None]
+        norms = torch.stack([*gradient_norms, *skipped])
+        overflows = (~norms[: len(steps)].isfinite()).double()
+        losses = [step.loss_sum for step in steps]
+        vector = torch.cat([head, torch.stack([*losses, *squares]), overflows])
         vectors = vector.unsqueeze(0)
         exchange = None
         if self._world_size > 1:
@@ -278,10 +271,7 @@ class StepRecorder:
             norms = _to_pinned(norms)
             copy_event = module_of(self._device).Event()
             copy_event.record()
-        self._pending = _PendingExchange(
-            self._rows, self._labels, self._noise, vectors, norms, exchange, copy_event
-        )
-        self._start_rows()
+        self._pending = _PendingExchange(steps, vectors, norms, exchange, copy_event)
 
     def _finish(self) -> Agreement:
         pending, self._pending = self._pending, None
@@ -289,17 +279,18 @@ class StepRecorder:
             return Agreement()
         pending.wait()
         sums, norms = pending.summed(), pending.norms.tolist()
-        for (slot, sample), total in zip(pending.noise.items(), sums.squares, strict=True):
-            square = sample.small_gradients * total
-            pending.rows[slot] |= {
-                "small_batch_size": sample.small_batch_size,
-                "small_gradient_square": square if math.isfinite(square) else None,
-            }
+        squares = iter(sums.squares)
         self._interval = int(sums.interval)
         diverged = None
-        times = self._clock.read(len(pending.rows))
-        for slot, (row, step) in enumerate(zip(pending.rows, times, strict=True)):
-            row["loss"] = sums.losses[slot] / pending.labels[slot]
+        times = self._clock.read(len(pending.steps))
+        for slot, ((row, labels, *_, sample), step) in enumerate(
+            zip(pending.steps, times, strict=True)
+        ):
+            if sample is not None:
+                square = sample.small_gradients * next(squares)
+                row["small_batch_size"] = sample.small_batch_size
+                row["small_gradient_square"] = square if math.isfinite(square) else None
+            row["loss"] = sums.losses[slot] / labels
             row["gradient_norm"] = norms[slot]
             row["skipped"] = len(norms) > len(times) and norms[len(times) + slot] > 0
             self.train_time_s += step.step_time_s
@@ -314,7 +305,7 @@ class StepRecorder:
                     norm_is_finite=sums.overflows[slot] == 0 or row["skipped"],
                 )
         if self._lines is not None:
-            self._lines.append(pending.rows)
+            self._lines.append(step.row for step in pending.steps)
         return Agreement(sums.stop > 0, sums.checkpoint > 0, diverged)
 
 

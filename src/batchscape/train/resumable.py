@@ -25,6 +25,40 @@ class Resumable(NamedTuple):
     """Checkpoints that nothing can go on from."""
 
 
+def load_whole(path: Path, rows: Path, run_id: str | None = None) -> dict[str, Any]:
+    """Load a checkpoint.
+
+    Parameters
+    ----------
+    path : Path
+    rows : Path
+        Rows of the steps before it.
+    run_id : str, optional
+        The run that goes on from it; None: any.
+
+    Raises
+    ------
+    CheckpointError
+        If it is of another run, or cannot be loaded here.
+    DamagedCheckpointError
+        If it is damaged, or some rows are missing.
+    """
+    state = load_checkpoint(path)
+    if run_id not in {None, state["run_id"]}:
+        msg = (
+            f"{path.parent} holds checkpoints of run {state['run_id']}, and this is run {run_id}; "
+            "remove the folder"
+        )
+        raise CheckpointError(msg)
+    steps_done = int(state["optimizer_step"])
+    steps = [row["optimizer_step"] for row in read_json_lines(rows)]
+    steps_before = [step for step in steps if step <= steps_done]
+    if steps_before != list(range(1, steps_done + 1)):
+        msg = f"{rows} has {len(steps_before)} of the {steps_done} rows before it"
+        raise DamagedCheckpointError(msg)
+    return state
+
+
 def find_resumable(folder: RunFolder, run_id: str) -> Resumable:
     """Find the newest checkpoint that a run can go on from.
 
@@ -34,26 +68,21 @@ def find_resumable(folder: RunFolder, run_id: str) -> Resumable:
     """
     notes: list[str] = []
     damaged_checkpoints: list[Path] = []
+    state = None
     for path in checkpoints(folder.checkpoints):
         try:
-            state = load_checkpoint(path)
-            if state["run_id"] == run_id:
-                steps_done, rows_path = int(state["optimizer_step"]), folder.lines("steps")
-                steps = [row["optimizer_step"] for row in read_json_lines(rows_path)]
-                steps_before = [step for step in steps if step <= steps_done]
-                if steps_before != list(range(1, steps_done + 1)):
-                    msg = f"{rows_path} has {len(steps_before)} of the {steps_done} rows before it"
-                    raise DamagedCheckpointError(msg)
+            state = load_whole(path, folder.lines("steps"), run_id)
         except DamagedCheckpointError as error:
             notes.append(f"checkpoint {path.name} was passed over: {error}")
             damaged_checkpoints.append(path)
             continue
         if notes:
             notes.append(f"going on from {path.name} instead")
-        return Resumable(state, tuple(notes), tuple(damaged_checkpoints))
-    if notes:
-        notes.append("no checkpoint is left, so that the run begins with its first step")
-    return Resumable(None, tuple(notes), tuple(damaged_checkpoints))
+        break
+    else:
+        if notes:
+            notes.append("no checkpoint is left, so that the run begins with its first step")
+    return Resumable(state, tuple(notes), tuple(damaged_checkpoints))
 
 
 def agree_on(steps_done: int, world_size: int, device: torch.device) -> None:

@@ -40,7 +40,7 @@ def read_records(
 
 
 def _record(row: dict[str, Any], config: Documents, where: str) -> Record:
-    label: Label = None
+    value: Any = None
     for setting, field, kinds, kind in (
         ("text", config.text_field, str, "a text"),
         ("label", config.label_field, int | str, "a whole number or a text"),
@@ -53,16 +53,16 @@ def _record(row: dict[str, Any], config: Documents, where: str) -> Record:
                 f"{', '.join(row) or 'none'}"
             )
             raise ConfigError(msg)
-        label = row[field]
-        if not isinstance(label, kinds):
+        value = row[field]
+        if not isinstance(value, kinds):
             msg = (
                 f"data.{setting}_field={field} must hold {kind} in every record; {where} holds "
-                f"{label!r:.80}"
+                f"{value!r:.80}"
             )
             raise ConfigError(msg)
     text: str = row[config.text_field]
     # A lone surrogate is valid JSON, but no text.
-    return text.encode(errors="replace"), None if config.label_field is None else label
+    return text.encode(errors="replace"), None if config.label_field is None else value
 
 
 def document_files(path: str) -> dict[str, Path]:

@@ -36,24 +36,19 @@ def split_documents(sizes: NDArray[np.int64], sequence_length: int) -> Split:
 
     Every token of a document but its first is the label of exactly one sample.
     """
-    return _cut_pieces(np.cumsum(sizes) - sizes, sizes - 1, sequence_length)
-
-
-def text_blocks(text: bytes) -> list[bytes]:
-    """Cut a text at its blank lines; blocks of one byte have no label and are left out."""
-    return [block for block in re.split(rb"(?<=\n)\n", text) if len(block) > 1]
-
-
-def _cut_pieces(
-    starts: NDArray[np.int64], labels: NDArray[np.int64], sequence_length: int
-) -> Split:
-    starts, labels = starts[labels >= 1], labels[labels >= 1]
+    has_label = sizes >= 2
+    starts, labels = (np.cumsum(sizes) - sizes)[has_label], sizes[has_label] - 1
     counts = -(-labels // sequence_length)
     # Number of each piece within its document, from 0.
     piece = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     offsets = np.repeat(starts, counts) + piece * sequence_length
     lengths = np.minimum(sequence_length, np.repeat(labels, counts) - piece * sequence_length)
     return offsets.astype(np.int64), lengths.astype(np.int64)
+
+
+def text_blocks(text: bytes) -> list[bytes]:
+    """Cut a text at its blank lines; blocks of one byte have no label and are left out."""
+    return [block for block in re.split(rb"(?<=\n)\n", text) if len(block) > 1]
 
 
 def prepare_text(config: TextFiles) -> DataIdentity:

@@ -55,22 +55,20 @@ class FolderCoder:
         try:
             transformers = importlib.import_module("transformers")
         except ImportError:
-            msg = (
+            raise ConfigError(
                 f"data.tokenizer={folder} needs the package transformers: "
                 "pip install 'batchscape[hf]'"
-            )
-            raise ConfigError(msg) from None
+            ) from None
         try:
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
                 str(Path(folder).expanduser()), local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # noqa: BLE001  (many kinds; all mean that it cannot be read)
             reason = str(error).strip().splitlines()[0]
-            msg = (
+            raise ConfigError(
                 f"data.tokenizer={folder}: no tokenizer could be read there ({reason}); give a "
                 "folder that `save_pretrained` of a transformers tokenizer has written"
-            )
-            raise ConfigError(msg) from None
+            ) from None
         # Token ids may have gaps: the embedding then needs more rows than there are tokens.
         self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
         self._dtype = np.min_scalar_type(self.vocabulary - 1)
@@ -125,11 +123,10 @@ def tokenizer_hash(folder: str) -> str:
         if path.is_file() and path.suffix in _TOKENIZER_SUFFIXES
     )
     if not files:
-        msg = (
+        raise ConfigError(
             f"data.tokenizer={folder}: there is no such folder, or no tokenizer in it; give a "
             "folder that `save_pretrained` of a transformers tokenizer has written"
         )
-        raise ConfigError(msg)
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())

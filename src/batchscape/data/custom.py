@@ -77,8 +77,7 @@ def prepare_custom(config: CustomData) -> DataIdentity:
         raise
     except Exception:  # noqa: BLE001  (the code is not ours: whatever it raises is for its author)
         error = traceback.format_exc().rstrip()
-        msg = f"data._target_={config.target}: it raised an error:\n{error}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"data._target_={config.target}: it raised an error:\n{error}") from None
 
 
 def _prepare(config: CustomData) -> DataIdentity:
@@ -260,5 +259,4 @@ def _is_count(value: object, least: int = 0) -> bool:
 
 def _demand(place: str, is_kept: bool, rule: str, got: object) -> None:
     if not is_kept:
-        msg = f"{place}{rule}; got {got}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{place}{rule}; got {got}")

@@ -153,8 +153,7 @@ def open_dataset(config: RunConfig, identity: DataIdentity, part: Part) -> Datas
     if isinstance(data, TokenFiles):
         return TokenDataset(folder, part, data.sequence_length)
     if isinstance(data, ExternalData):
-        msg = "data=external are read by a program, not by our own loop"
-        raise AssertionError(msg)
+        raise AssertionError("data=external are read by a program, not by our own loop")
     kind: Unit = "bytes" if data.tokenizer is None else "tokens"
     is_labelled = isinstance(data, Documents) and data.label_field is not None
     return TextDataset(folder, part, data.sequence_length, kind, is_labelled=is_labelled)

@@ -69,11 +69,10 @@ def _deal(config: Documents, batches: Iterable[list[Record]]) -> tuple[dict[str,
             if len(document)
         ]
     if len(kept) < 2:
-        msg = (
+        raise ConfigError(
             f"data.path={config.path}: two or more documents with a text are needed, one for each "
             f"part; found {len(kept)}"
         )
-        raise ConfigError(msg)
     documents, labels, draws = zip(*kept, strict=True)
     facts: Facts = {"vocabulary": coder.vocabulary}
     if config.label_field is not None:
@@ -102,16 +101,14 @@ def _classes(label_field: str, labels: Sequence[Label]) -> list[Label]:
     texts = sorted({label for label in labels if isinstance(label, str)})
     numbers = sorted({label for label in labels if isinstance(label, int)})
     if texts and numbers:
-        msg = (
+        raise ConfigError(
             f"data.label_field={label_field} must hold texts in all records or numbers in all; "
             f"found {texts[0]!r} and {numbers[0]}"
         )
-        raise ConfigError(msg)
     classes: list[Label] = [*texts, *numbers]
     if len(classes) < 2:
-        msg = (
+        raise ConfigError(
             f"data.label_field={label_field} must hold two or more classes; all {len(labels)} "
             f"documents are of class {classes[0]!r}"
         )
-        raise ConfigError(msg)
     return classes

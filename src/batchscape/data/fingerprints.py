@@ -44,8 +44,7 @@ def cached_result(path: Path, kind: str, compute: Callable[[], dict[str, Any]]) 
     is_settled = file_age_s(path) > _SETTLED_S
     result = compute()
     if file_state(path) != state:
-        msg = f"{path} was changed while it was read; start again when it is complete"
-        raise ConfigError(msg)
+        raise ConfigError(f"{path} was changed while it was read; start again when it is complete")
     if is_settled:
         with suppress(OSError):  # without an entry the next command makes the pass again
             write_json(cache_file, {"file": state, "kind": kind, "found": result})

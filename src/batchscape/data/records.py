@@ -48,18 +48,16 @@ def _record(row: dict[str, Any], config: Documents, where: str) -> Record:
         if field is None:
             continue
         if field not in row:
-            msg = (
+            raise ConfigError(
                 f"data.{setting}_field={field}: there is no such field in {where}; it has "
                 f"{', '.join(row) or 'none'}"
             )
-            raise ConfigError(msg)
         value = row[field]
         if not isinstance(value, kinds):
-            msg = (
+            raise ConfigError(
                 f"data.{setting}_field={field} must hold {kind} in every record; {where} holds "
                 f"{value!r:.80}"
             )
-            raise ConfigError(msg)
     text: str = row[config.text_field]
     # A lone surrogate is valid JSON, but no text.
     return text.encode(errors="replace"), None if config.label_field is None else value
@@ -72,27 +70,26 @@ def document_files(path: str) -> dict[str, Path]:
         return {root.name: root}
     if (root / "dataset_dict.json").is_file():
         splits = sorted(inner.name for inner in root.iterdir() if inner.is_dir())
-        msg = f"data.path={path} holds the splits {', '.join(splits)}; give the path of one of them"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"data.path={path} holds the splits {', '.join(splits)}; give the path of one of them"
+        )
     if (root / "state.json").is_file() and (root / "dataset_info.json").is_file():
         # A folder of `Dataset.save_to_disk`: its state lists the data files.
         state = json.loads((root / "state.json").read_bytes())
         if state.get("_indices_data_files"):
-            msg = (
+            raise ConfigError(
                 f"{root} was saved with a list of indices, as old releases of datasets did; load "
                 "and save it again with a newer one"
             )
-            raise ConfigError(msg)
         names = [entry["filename"] for entry in state["_data_files"]]
     else:
         names = files_below(root, {*_JSON_SUFFIXES, ".parquet"})
     if not names:
-        msg = (
+        raise ConfigError(
             f"data.path={path}: no documents there; give a file or a folder of files that end in "
             f"one of {' '.join(sorted(_JSON_SUFFIXES))} .parquet, or a folder of "
             "Dataset.save_to_disk"
         )
-        raise ConfigError(msg)
     return {name: root / name for name in names}
 
 
@@ -110,11 +107,10 @@ def _json_rows(file: Path, _fields: Sequence[str]) -> RowLists:
             except ValueError as error:
                 row = error
             if not isinstance(row, dict):
-                msg = (
+                raise ConfigError(
                     f"{file}, line {number} is not a JSON object ({line.strip()[:40]!r}); JSON "
                     "Lines holds one object a line"
                 )
-                raise ConfigError(msg)
             rows.append(row)
             if len(rows) == _BATCH_RECORDS:
                 yield rows
@@ -147,5 +143,6 @@ def _table_rows(file: Path, fields: Sequence[str]) -> RowLists:
                 for start in range(0, len(batch), _BATCH_RECORDS):
                     yield batch.slice(start, _BATCH_RECORDS).to_pylist()
     except (pyarrow.ArrowInvalid, OSError) as error:
-        msg = f"{file} cannot be read as {'Arrow' if is_arrow else 'Parquet'}: {error}"
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            f"{file} cannot be read as {'Arrow' if is_arrow else 'Parquet'}: {error}"
+        ) from None

@@ -47,8 +47,7 @@ def text_sources(config: TextFiles) -> Iterator[tuple[str, bytes, str]]:
         names = files_below(root, {".py"}, _SKIPPED_FOLDERS)
         nothing = f"data=stdlib: no Python source in {root}; use data=text data.path=..."
     elif "\0" in config.path:
-        msg = f"data.path must name a file or a folder; given {config.path!r}"
-        raise ConfigError(msg)
+        raise ConfigError(f"data.path must name a file or a folder; given {config.path!r}")
     else:
         root = Path(config.path).expanduser()
         if root.is_file():
@@ -66,8 +65,9 @@ def text_sources(config: TextFiles) -> Iterator[tuple[str, bytes, str]]:
     if not names:
         raise ConfigError(nothing)
     if len(names) < 2:
-        msg = f"a folder with {len(names)} text file cannot be split by file; give the file itself"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"a folder with {len(names)} text file cannot be split by file; give the file itself"
+        )
     draws = np.array([draw(name.encode()) for name in names])
     for name, held_out in zip(names, choose(draws, config.held_out_pct), strict=True):
         yield name, (root / name).read_bytes(), "held_out" if held_out else "train"

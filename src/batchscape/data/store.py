@@ -64,8 +64,9 @@ def load_array(folder: Path, name: str) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        msg = f"the prepared data {path} cannot be read ({error}); the same command makes it anew"
-        raise RecordError(msg) from None
+        raise RecordError(
+            f"the prepared data {path} cannot be read ({error}); the same command makes it anew"
+        ) from None
     return array
 
 
@@ -92,11 +93,10 @@ def _store(
     samples = {part: len([*arrays.values()][-1]) for part, arrays in parts.items()}
     for part, number in samples.items():
         if number == 0:
-            msg = (
+            raise ConfigError(
                 f"data={name}: the {part} part holds no sample; give more data, another "
                 "data.held_out_pct, or a smaller data.sequence_length where there is one"
             )
-            raise ConfigError(msg)
     content = {**manifest, "format": _FORMAT, "samples": samples, "facts": facts}
     if folder.is_dir():
         shutil.rmtree(folder)
@@ -115,6 +115,7 @@ def _store(
                 arrays.rename(folder)
     except OSError as error:
         if not (folder / "manifest.json").exists():
-            msg = f"prepared data cannot be written to {folder}: {error}; XDG_CACHE_HOME moves it"
-            raise BatchscapeError(msg) from None
+            raise BatchscapeError(
+                f"prepared data cannot be written to {folder}: {error}; XDG_CACHE_HOME moves it"
+            ) from None
     return content

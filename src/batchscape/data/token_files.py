@@ -107,26 +107,23 @@ def recognise(path: Path) -> TokenFile:
         with suppress(OSError, ValueError):
             index = json.loads(path.with_name("index.json").read_bytes())
     if isinstance(index, dict) and "chunks" in index:
-        msg = (
+        raise ConfigError(
             f"{path} is a chunk of litdata, as the index.json beside it says, and this layout is "
             f"not read. {_WRITE}"
         )
-        raise ConfigError(msg)
     for magic, format_name in _OTHER_FORMATS.items():
         if head.startswith(magic):
-            msg = f"{path} does not hold plain tokens: it is {format_name}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{path} does not hold plain tokens: it is {format_name}")
     if head.startswith(_LITGPT_MAGIC):
         return _read_litgpt_header(path, head, size)
     if len(head) >= 12 and int.from_bytes(head[:4], "little") in _LLMC_DTYPES:
         magic, _, tokens = struct.unpack_from("<3i", head)
         return _check_size(path, _LLMC_DTYPES[magic], _LLMC_BYTES, tokens, size)
     if size % 2 or size == 0:
-        msg = (
+        raise ConfigError(
             f"{path} has {size} bytes, which is not a whole number of uint16 tokens of 2 bytes "
             "each; is it complete?"
         )
-        raise ConfigError(msg)
     begin = np.fromfile(path, "<u2", _BLOCK // 2)
     width = 4 if size % 4 == 0 and _numbers_per_token(begin) == 2 else 2
     dtype = "uint16" if width == 2 else "uint32"
@@ -147,47 +144,41 @@ def scan(
     figures = cached_result(file.path, kind, lambda: _scan_blocks(file, advance))
     scanned = ScannedFile(**figures)
     if scanned.smallest < 0:
-        msg = f"{file.path} holds the token {scanned.smallest}; tokens are 0 or above"
-        raise ConfigError(msg)
+        raise ConfigError(f"{file.path} holds the token {scanned.smallest}; tokens are 0 or above")
     if file.raw and np.dtype(file.dtype).itemsize * scanned.merged == 8:
-        msg = (
+        raise ConfigError(
             f"{file.path} looks like int64, numpy's default: read as {file.dtype}, each token is "
             f"{scanned.merged} numbers, of which the upper ones are 0. {_WRITE}"
         )
-        raise ConfigError(msg)
     if vocabulary_size is None and file.raw and scanned.largest >= _UNLIKELY_TOKENS[file.dtype]:
-        msg = (
+        raise ConfigError(
             f"{file.path}, read as {file.dtype}, holds the token {scanned.largest}, which is large "
             "for a vocabulary: the file may hold floats, big-endian numbers or tokens of another "
             "type. If these are tokens, give data.vocabulary_size, above all of them; else write "
             "all files as little-endian uint16, or all as uint32"
         )
-        raise ConfigError(msg)
     return scanned
 
 
 def _read_litgpt_header(path: Path, head: bytes, size: int) -> TokenFile:
     if len(head) < _LITGPT_HEADER.size:
-        msg = f"{path} ends within its LitGPT header; it is not complete"
-        raise ConfigError(msg)
+        raise ConfigError(f"{path} ends within its LitGPT header; it is not complete")
     _, version, code, tokens = _LITGPT_HEADER.unpack_from(head)
     if version != 1 or code not in _LITGPT_DTYPES:
-        msg = (
+        raise ConfigError(
             f"{path} has a LitGPT header of version {version} and type code {code}; known are "
             f"version 1 and the codes of integers, {', '.join(map(str, _LITGPT_DTYPES))}"
         )
-        raise ConfigError(msg)
     return _check_size(path, _LITGPT_DTYPES[code], _LITGPT_HEADER.size, tokens, size)
 
 
 def _check_size(path: Path, dtype: str, offset: int, tokens: int, size: int) -> TokenFile:
     expected_bytes = offset + tokens * np.dtype(dtype).itemsize
     if tokens < 1 or size != expected_bytes:
-        msg = (
+        raise ConfigError(
             f"{path} has {size} bytes, but {tokens} {dtype} tokens, as its header says, and the "
             f"header make {expected_bytes}; it is not complete, or was written by another program"
         )
-        raise ConfigError(msg)
     return TokenFile(path, dtype, offset, tokens, raw=False)
 
 

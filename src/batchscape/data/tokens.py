@@ -39,20 +39,18 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
     trained_copies = {scans[file].sha256: file.path for file in files["train"]}
     for file in files.get("held_out", ()):
         if (copy := trained_copies.get(scans[file].sha256)) is not None:
-            msg = (
+            raise ConfigError(
                 "data.held_out_path must hold other files than data.path; the same content is in "
                 f"{file.path} and {copy}"
             )
-            raise ConfigError(msg)
     file_of_largest = max(all_files, key=lambda file: scans[file].largest)
     largest = scans[file_of_largest].largest
     vocabulary = config.vocabulary_size or largest + 1
     if largest >= vocabulary:
-        msg = (
+        raise ConfigError(
             f"data.vocabulary_size must be above every token; given {vocabulary}, "
             f"{file_of_largest.path} holds {largest}"
         )
-        raise ConfigError(msg)
     held_out_pct = None if config.held_out_path is not None else config.held_out_pct
     manifest = {
         "files": [(part, scans[file].sha256, file.dtype) for part in files for file in files[part]],
@@ -66,13 +64,12 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
     }
     for part in PARTS:
         if samples[part] == 0:
-            msg = (
+            raise ConfigError(
                 f"data=tokens: the {part} part holds no sample of data.sequence_length="
                 f"{config.sequence_length} labels: its longest piece has "
                 f"{max(piece.tokens for piece in parts[part])} tokens, and "
                 f"{config.sequence_length + 1} are needed"
             )
-            raise ConfigError(msg)
     digest = manifest_hash(manifest)
     folder = str(_write_listing(digest, parts))
     return DataIdentity(digest, folder, *samples.values(), classes=vocabulary, task="next_token")
@@ -86,11 +83,11 @@ def pieces_of(folder: Path, part: str) -> list[TokenFile]:
         try:
             state = file_state(path)
         except OSError as error:
-            msg = f"the tokens {path} cannot be read ({error})"
-            raise RecordError(msg) from None
+            raise RecordError(f"the tokens {path} cannot be read ({error})") from None
         if not state.items() <= entry.items():
-            msg = f"the tokens {path} were changed since they were hashed; plan the run again"
-            raise RecordError(msg)
+            raise RecordError(
+                f"the tokens {path} were changed since they were hashed; plan the run again"
+            )
         fields = (entry[name] for name in ("dtype", "offset", "tokens", "raw"))
         listed.append(TokenFile(path, *fields))
     return listed
@@ -105,17 +102,15 @@ def _token_files(setting: str, path: str) -> list[TokenFile]:
     # A pipe or a device has no end, and a dangling link is a missing shard.
     non_files = [shard for shard in shards if not shard.is_file()]
     if non_files:
-        msg = (
+        raise ConfigError(
             f"data.{setting}={path} cannot be read: {non_files[0]} is not a file (but a folder, a "
             "pipe, a device or a link to nothing); remove it, or put the file there"
         )
-        raise ConfigError(msg)
     if not shards:
-        msg = (
+        raise ConfigError(
             f"data.{setting}={path}: no tokens there; give a file, a folder of .bin files, or a "
             "pattern such as folder/train_*.bin"
         )
-        raise ConfigError(msg)
     return [recognise(shard) for shard in shards]
 
 
@@ -132,11 +127,10 @@ def _unify_types(files: _Parts, vocabulary_size: int | None) -> _Parts:
         return files
     for file in raw:
         if file.path.stat().st_size % 4:
-            msg = (
+            raise ConfigError(
                 f"raw tokens must be of one type: {needing[0]} needs uint32, and {file.path} holds "
                 "no whole number of these; write all with array.astype('uint32').tofile(path)"
             )
-            raise ConfigError(msg)
     return {
         part: [
             replace(file, dtype="uint32", tokens=file.tokens // 2)
@@ -168,6 +162,7 @@ def _write_listing(digest: str, parts: _Parts) -> Path:
     try:
         write_json(folder / _LISTING, listing)
     except OSError as error:
-        msg = f"prepared data cannot be written to {folder}: {error}; XDG_CACHE_HOME moves it"
-        raise BatchscapeError(msg) from None
+        raise BatchscapeError(
+            f"prepared data cannot be written to {folder}: {error}; XDG_CACHE_HOME moves it"
+        ) from None
     return folder

@@ -20,11 +20,10 @@ def checkpoint_activations(module: nn.Module) -> None:
     """
     blocks = blocks_of(module)
     if not blocks:
-        msg = (
+        raise ConfigError(
             "engine.activation_checkpointing recomputes block by block, and this model keeps no "
             "blocks in an nn.ModuleList; set it to false, or keep them in one"
         )
-        raise ConfigError(msg)
     for block in blocks:
         # An attribute of the instance: a wrapper would change the names of its parameters.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

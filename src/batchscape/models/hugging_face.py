@@ -68,23 +68,22 @@ def build_hugging_face(
     try:
         from batchscape.models.offline_transformers import library as transformers
     except ImportError as error:
-        msg = f"model=hf needs transformers: pip install 'batchscape[hf]' ({error})"
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            f"model=hf needs transformers: pip install 'batchscape[hf]' ({error})"
+        ) from None
     classifies = data.task == "class"
     if data.features is not None or data.task not in {"next_token", "class"}:
         content = "vectors" if data.features is not None else f"the task {data.task}"
-        msg = (
+        raise ConfigError(
             "model=hf takes sequences of tokens, to predict the next one or a class; data has "
             f"{content}: use model=mlp, or data of tokens such as data=documents"
         )
-        raise ConfigError(msg)
     try:
         library_config = _read_config(transformers, config)
     except ConfigError:
         raise
     except Exception as error:  # each model checks its configuration with errors of its own
-        msg = f"transformers cannot read this model configuration: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"transformers cannot read this model configuration: {error}") from error
     rows, padding = _rows_and_padding(config, library_config, data, pads=classifies)
     if config.path is None:
         library_config.vocab_size = rows
@@ -98,11 +97,10 @@ def build_hugging_face(
         name = library_config.attribute_map.get(
             "max_position_embeddings", "max_position_embeddings"
         )
-        msg = (
+        raise ConfigError(
             f"data.sequence_length may be at most the positions of the model, {name}={positions}; "
             f"given {sequence_length}"
         )
-        raise ConfigError(msg)
     network = _network(transformers, config, library_config, classifies=classifies)
     model = HuggingFaceModel(network, padding if classifies else None)
     if not classifies:
@@ -131,8 +129,7 @@ def _read_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN40
     settings = dict(config.settings)
     for name, decider in _DECIDED_ELSEWHERE.items():
         if name in settings:
-            msg = f"model.settings.{name} is decided by {decider}; leave it out"
-            raise ConfigError(msg)
+            raise ConfigError(f"model.settings.{name} is decided by {decider}; leave it out")
     model_type = settings.pop("model_type", None)
     if config.path is None:
         known_types = list(transformers.CONFIG_MAPPING)
@@ -183,11 +180,10 @@ def _rows_and_padding(
             # one, an earlier token, which is the same in every batch.
             padding = library_config.eos_token_id
     if pads and not (isinstance(padding, int) and 0 <= padding < rows):
-        msg = (
+        raise ConfigError(
             f"a classifier of sequences needs a token that pads: give model.settings.pad_token_id "
             f"below vocab_size={rows}, or a vocab_size above the data's vocabulary, {data_rows}"
         )
-        raise ConfigError(msg)
     return rows, padding
 
 
@@ -201,11 +197,10 @@ def _network(
     """Build the network, with random parameters or those of the folder."""
     class_name = "AutoModelForSequenceClassification" if classifies else "AutoModelForCausalLM"
     if library_config.is_encoder_decoder:
-        msg = (
+        raise ConfigError(
             f"model=hf cannot train {library_config.model_type}, an encoder with a decoder; use a "
             f"model that is one of the two, such as {'bert' if classifies else 'gpt2'}"
         )
-        raise ConfigError(msg)
     options = {"attn_implementation": "sdpa", "dtype": torch.float32}
     loading_info: dict[str, Any] = {}
     if config.pretrained and config.path is not None:
@@ -223,8 +218,9 @@ def _network(
         else:
             network = getattr(transformers, class_name).from_config(library_config, **options)
     except Exception as error:  # each model refuses its configuration with errors of its own
-        msg = f"transformers cannot build this {library_config.model_type} ({class_name}): {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"transformers cannot build this {library_config.model_type} ({class_name}): {error}"
+        ) from error
     body_prefix = f"{network.base_model_prefix}."
     # Only the head of a classifier may be new: no body with random parts passes for pretrained.
     missing_parameters = [
@@ -235,8 +231,7 @@ def _network(
     if missing_parameters:
         count = count_text(len(missing_parameters), "parameter")
         names = list_text(sorted(missing_parameters), "and", 3)
-        msg = f"the weights in {config.path} lack {count}: {names}"
-        raise ConfigError(msg)
+        raise ConfigError(f"the weights in {config.path} lack {count}: {names}")
     trained: nn.Module = network.train()
     return trained
 
@@ -252,8 +247,7 @@ def _check_causal(model: HuggingFaceModel, library_config: Any) -> None:  # noqa
     if first_logits.is_meta or type(first_logits) is not Tensor:
         return  # tensors without numbers: the training itself will check the model
     if not torch.allclose(first_logits, second_logits, rtol=1e-4, atol=1e-5):
-        msg = (
+        raise ConfigError(
             f"this {library_config.model_type} sees later tokens, so it cannot learn to predict "
             "them; use a causal model (for some encoders: model.settings.is_decoder=true)"
         )
-        raise ConfigError(msg)

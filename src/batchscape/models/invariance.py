@@ -78,12 +78,11 @@ def why_not_invariant(
                 reasons.append(f"buffers change in forward: {buffer.full_name}")
                 break
     if abs(ratio - 1) < _MEAN_TOLERANCE:
-        msg = (
+        raise ConfigError(
             "the model's loss is a mean: doubling the samples does not double it. It must be the "
             "sum over the labels that bear a loss, which is divided once, by their global number; "
             "use reduction='sum'"
         )
-        raise ConfigError(msg)
     if not all(map(math.isfinite, (*half_losses, whole_loss, repeated_loss))):
         return "; ".join(reasons) or None  # the training will report the loss that is not finite
     is_explained = any(not reason.startswith("dropout") for reason in reasons)

@@ -43,11 +43,10 @@ def config_file(folder: Path) -> Path:
     """Return the `config.json` of a `transformers` folder."""
     file = folder / CONFIG_NAME
     if not file.is_file():
-        msg = (
+        raise ConfigError(
             f"model.path={folder}: there is no {file.name} in this folder; model.path is a local "
             "folder as save_pretrained writes it, and names of models on a hub are not looked up"
         )
-        raise ConfigError(msg)
     return file
 
 
@@ -64,18 +63,19 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / _WEIGHTS_NAME]
     index = folder / _INDEX_NAME
     if not index.is_file():
-        msg = (
+        raise ConfigError(
             f"model.pretrained=true needs weights as {_WEIGHTS_NAME} or {_INDEX_NAME} in {folder}; "
             "save_pretrained writes them"
         )
-        raise ConfigError(msg)
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):
-        msg = f"{index} is damaged: it has no weight_map of tensors to files; copy the folder anew"
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            f"{index} is damaged: it has no weight_map of tensors to files; copy the folder anew"
+        ) from None
     shards = [folder / name for name in names]
     if missing := [shard.name for shard in shards if not shard.is_file()]:
-        msg = f"{index} names files that are not there: {', '.join(missing)}; copy the folder anew"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{index} names files that are not there: {', '.join(missing)}; copy the folder anew"
+        )
     return [index, *shards]

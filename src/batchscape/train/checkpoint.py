@@ -81,8 +81,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Verify and load one checkpoint."""
     match = CHECKPOINT.fullmatch(path.name)
     if match is None or sha256_of(path)[:16] != match[2]:
-        msg = f"{path} is damaged: its content does not match the digest in its name"
-        raise DamagedCheckpointError(msg)
+        raise DamagedCheckpointError(
+            f"{path} is damaged: its content does not match the digest in its name"
+        )
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  (pickle, zip and the allocator raise many kinds)
@@ -93,8 +94,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             problem = "it holds more than weights and plain data"
             if class_name:
                 problem += f" ({class_name[1]})"
-        msg = f"{path} cannot be loaded: {problem}"
-        raise CheckpointError(msg) from None
+        raise CheckpointError(f"{path} cannot be loaded: {problem}") from None
     return state
 
 

@@ -122,12 +122,11 @@ class Evaluator:
             dist.all_reduce(sums)
         loss_sum, right_sum, labels_sum = sums.tolist()
         if labels_sum == 0:
-            msg = (
+            raise BatchscapeError(
                 "no label of the evaluated samples bears a loss, and the loss is divided by the "
                 "number of such labels; hold out other samples, or raise "
                 f"evaluation.samples={self._spec.config.evaluation.samples}"
             )
-            raise BatchscapeError(msg)
         return EvaluationResult(
             eval_loss=loss_sum / labels_sum,
             raw_eval_loss=None,
@@ -175,12 +174,11 @@ class Evaluator:
         is_other = self._spec.data.task == "other"
         counted = declared if is_other else int((labels != IGNORED).sum())
         if declared != counted:
-            msg = (
+            raise BatchscapeError(
                 "count_labels of the data must return the number of labels that are not "
                 f"{IGNORED}, by which the loss is divided: for held-out samples "
                 f"{indices.tolist()[:8]} and on it returned {declared}, their batch has {counted}"
             )
-            raise BatchscapeError(msg)
         return declared
 
 

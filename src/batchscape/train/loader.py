@@ -117,8 +117,9 @@ class WorkerLoader(BatchLoader):
         # Workers have always begun the next step, so the queue is never empty here.
         expected, micro_steps, labels = self._announced_steps.popleft()
         if (optimizer_step, sampling) != (expected, True):
-            msg = f"micro-batches are fetched in order: {expected=}, {optimizer_step=}, {sampling=}"
-            raise AssertionError(msg)
+            raise AssertionError(
+                f"micro-batches are fetched in order: {expected=}, {optimizer_step=}, {sampling=}"
+            )
         batches = (self._to_device(self._next()) for _ in range(micro_steps))
         return StepBatches(labels, micro_steps, batches)
 
@@ -145,8 +146,9 @@ class WorkerLoader(BatchLoader):
             for worker in self._workers:
                 worker.join(0 if isinstance(error, RuntimeError) else _DEATH_S)
                 if worker.exitcode == -signal.SIGKILL:
-                    msg = f"DataLoader worker (pid {worker.pid}) is killed by signal: Killed"
-                    raise RuntimeError(msg) from error
+                    raise RuntimeError(
+                        f"DataLoader worker (pid {worker.pid}) is killed by signal: Killed"
+                    ) from error
             raise
 
 

@@ -45,17 +45,17 @@ def load_whole(path: Path, rows: Path, run_id: str | None = None) -> dict[str, A
     """
     state = load_checkpoint(path)
     if run_id not in {None, state["run_id"]}:
-        msg = (
+        raise CheckpointError(
             f"{path.parent} holds checkpoints of run {state['run_id']}, and this is run {run_id}; "
             "remove the folder"
         )
-        raise CheckpointError(msg)
     steps_done = int(state["optimizer_step"])
     steps = [row["optimizer_step"] for row in read_json_lines(rows)]
     steps_before = [step for step in steps if step <= steps_done]
     if steps_before != list(range(1, steps_done + 1)):
-        msg = f"{rows} has {len(steps_before)} of the {steps_done} rows before it"
-        raise DamagedCheckpointError(msg)
+        raise DamagedCheckpointError(
+            f"{rows} has {len(steps_before)} of the {steps_done} rows before it"
+        )
     return state
 
 
@@ -94,5 +94,6 @@ def agree_on(steps_done: int, world_size: int, device: torch.device) -> None:
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     most, least = extremes[0].item(), -extremes[1].item()
     if most != least:
-        msg = f"ranks would go on after different optimizer steps, {least} to {most}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"ranks would go on after different optimizer steps, {least} to {most}"
+        )

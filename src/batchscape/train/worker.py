@@ -65,13 +65,12 @@ def code_for_each_size(sizes: int) -> Iterator[None]:
             yield
         except FailOnRecompileLimitHit as error:
             sizes_text = count_text(sizes, "size of micro-batches", "sizes of micro-batches")
-            msg = (
+            raise BatchscapeError(
                 f"engine.compile: a function of the model would be compiled more than {limit} "
                 f"times, {_COMPILATIONS_PER_SIZE} for {sizes_text}, because its inputs or settings "
                 "differ from step to step (TORCH_LOGS=recompiles says how); keep them the same, or "
                 "use engine.compile=false"
-            )
-            raise BatchscapeError(msg) from error
+            ) from error
 
 
 _COLLECTIVE_TIMEOUT_S = 1800.0

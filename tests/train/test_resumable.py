@@ -11,8 +11,7 @@ import torch
 from batchscape.errors import CheckpointError, DamageError
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
-from batchscape.train.checkpoint import checkpoints, save_checkpoint
-from batchscape.train.resumable import find_resumable
+from batchscape.train.checkpoint import checkpoints, find_resumable, save_checkpoint
 from exact import assert_same_rows
 
 

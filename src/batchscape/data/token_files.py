@@ -114,11 +114,16 @@ def recognise(path: Path) -> TokenFile:
     for magic, format_name in _OTHER_FORMATS.items():
         if head.startswith(magic):
             raise ConfigError(f"{path} does not hold plain tokens: it is {format_name}")
-    if head.startswith(_LITGPT_MAGIC):
-        return _read_litgpt_header(path, head, size)
-    if len(head) >= 12 and int.from_bytes(head[:4], "little") in _LLMC_DTYPES:
-        magic, _, tokens = struct.unpack_from("<3i", head)
-        return _check_size(path, _LLMC_DTYPES[magic], _LLMC_BYTES, tokens, size)
+    if (layout := _layout_in_header(path, head)) is not None:
+        dtype, offset, tokens = layout
+        expected_bytes = offset + tokens * np.dtype(dtype).itemsize
+        if tokens < 1 or size != expected_bytes:
+            raise ConfigError(
+                f"{path} has {size} bytes, but {tokens} {dtype} tokens, as its header says, and "
+                f"the header make {expected_bytes}; it is not complete, or was written by another "
+                "program"
+            )
+        return TokenFile(path, dtype, offset, tokens, raw=False)
     if size % 2 or size == 0:
         raise ConfigError(
             f"{path} has {size} bytes, which is not a whole number of uint16 tokens of 2 bytes "
@@ -160,7 +165,13 @@ def scan(
     return scanned
 
 
-def _read_litgpt_header(path: Path, head: bytes, size: int) -> TokenFile:
+def _layout_in_header(path: Path, head: bytes) -> tuple[str, int, int] | None:
+    """Return type, bytes of the header and tokens as a header says them; None without one."""
+    if len(head) >= 12 and int.from_bytes(head[:4], "little") in _LLMC_DTYPES:
+        magic, _, tokens = struct.unpack_from("<3i", head)
+        return _LLMC_DTYPES[magic], _LLMC_BYTES, tokens
+    if not head.startswith(_LITGPT_MAGIC):
+        return None
     if len(head) < _LITGPT_HEADER.size:
         raise ConfigError(f"{path} ends within its LitGPT header; it is not complete")
     _, version, code, tokens = _LITGPT_HEADER.unpack_from(head)
@@ -169,17 +180,7 @@ def _read_litgpt_header(path: Path, head: bytes, size: int) -> TokenFile:
             f"{path} has a LitGPT header of version {version} and type code {code}; known are "
             f"version 1 and the codes of integers, {', '.join(map(str, _LITGPT_DTYPES))}"
         )
-    return _check_size(path, _LITGPT_DTYPES[code], _LITGPT_HEADER.size, tokens, size)
-
-
-def _check_size(path: Path, dtype: str, offset: int, tokens: int, size: int) -> TokenFile:
-    expected_bytes = offset + tokens * np.dtype(dtype).itemsize
-    if tokens < 1 or size != expected_bytes:
-        raise ConfigError(
-            f"{path} has {size} bytes, but {tokens} {dtype} tokens, as its header says, and the "
-            f"header make {expected_bytes}; it is not complete, or was written by another program"
-        )
-    return TokenFile(path, dtype, offset, tokens, raw=False)
+    return _LITGPT_DTYPES[code], _LITGPT_HEADER.size, tokens
 
 
 def _scan_blocks(file: TokenFile, advance: Callable[[int], object]) -> dict[str, Any]:

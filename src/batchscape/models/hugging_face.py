@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,31 +131,28 @@ def _read_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN40
     for name, decider in _DECIDED_ELSEWHERE.items():
         if name in settings:
             raise ConfigError(f"model.settings.{name} is decided by {decider}; leave it out")
-    model_type = settings.pop("model_type", None)
-    if config.path is None:
-        known_types = list(transformers.CONFIG_MAPPING)
-        if model_type not in known_types:
-            msg = f"model.settings.model_type={model_type!r} is unknown to transformers"
-            raise ConfigError(msg + did_you_mean(near_names(str(model_type), known_types, 3)))
-        _check_settings(settings, transformers.AutoConfig.for_model(model_type), model_type)
-        # By default the class has special tokens of a vocabulary that is not in use.
-        special_tokens = {"bos_token_id": None, "eos_token_id": None}
-        return transformers.AutoConfig.for_model(model_type, **{**special_tokens, **settings})
-    folder = Path(config.path)
-    config_file(folder)  # refuses a folder without one
-    library_config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    _check_settings(settings, library_config, library_config.model_type)
-    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
-
-
-def _check_settings(settings: dict[str, Any], library_config: Any, model_type: str) -> None:  # noqa: ANN401
-    """Refuse settings that the library would take without an error and never read."""
+    model_type, known_types = settings.pop("model_type", None), list(transformers.CONFIG_MAPPING)
+    if config.path is not None:
+        folder = Path(config.path)
+        config_file(folder)  # refuses a folder without one
+        read = partial(transformers.AutoConfig.from_pretrained, folder, local_files_only=True)
+    elif model_type in known_types:
+        read = partial(transformers.AutoConfig.for_model, model_type)
+    else:
+        msg = f"model.settings.model_type={model_type!r} is unknown to transformers"
+        raise ConfigError(msg + did_you_mean(near_names(str(model_type), known_types, 3)))
+    library_config = read()
+    # The library would take other settings without an error and never read them.
     setting_names = {*type(library_config)().to_dict(), *library_config.attribute_map}
     setting_names -= _DECIDED_ELSEWHERE.keys()
     for name in settings:
         if name not in setting_names:
-            msg = f"model.settings.{name} is no setting of {model_type}"
+            msg = f"model.settings.{name} is no setting of {library_config.model_type}"
             raise ConfigError(msg + suggest(name, sorted(setting_names)))
+    if config.path is None:
+        # By default the class has special tokens of a vocabulary that is not in use.
+        settings = {"bos_token_id": None, "eos_token_id": None, **settings}
+    return read(**settings)
 
 
 def _rows_and_padding(

@@ -67,7 +67,7 @@ def why_not_invariant(
         [tensor[part] for tensor in batch] for part in (slice(half), slice(half, None))
     )
     doubled = [torch.cat([tensor] * 2) for tensor in first]
-    with torch.no_grad(), _without_tf32(), undisturbed(module) as buffers, _without_dropout(module):
+    with torch.no_grad(), undisturbed(module) as buffers, _without_noise(module):
         *half_losses, whole_loss, repeated_loss = (
             float(forward(*part)[0]) for part in (first, second, batch, batch)
         )
@@ -114,25 +114,17 @@ def _reasons_of_layers(module: nn.Module) -> list[str]:
 
 
 @contextmanager
-def _without_dropout(module: nn.Module) -> Iterator[None]:
-    """Switch dropout layers off: their noise would hide other reasons."""
+def _without_noise(module: nn.Module) -> Iterator[None]:
+    """Switch dropout layers and TF32 off: their noise would hide other reasons."""
+    precision_before = torch.get_float32_matmul_precision()
     dropout_layers = [m for m in module.modules() if isinstance(m, _DROPOUT_LAYERS) and m.training]
+    torch.set_float32_matmul_precision("highest")
     for layer in dropout_layers:
         layer.training = False
-    try:
-        yield
-    finally:
-        for layer in dropout_layers:
-            layer.training = True
-
-
-@contextmanager
-def _without_tf32() -> Iterator[None]:
-    """Compute products in the precision of the parameters, not in TF32."""
-    precision_before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
     try:
         with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             yield
     finally:
         torch.set_float32_matmul_precision(precision_before)
+        for layer in dropout_layers:
+            layer.training = True

@@ -12,8 +12,7 @@ from batchscape.record.disk import as_disk_error
 from batchscape.record.files import json_lines, read_json_lines, write_atomically
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
-from batchscape.train.checkpoint import checkpoints, save_checkpoint
-from batchscape.train.resumable import Resumable, load_whole
+from batchscape.train.checkpoint import Resumable, checkpoints, load_whole, save_checkpoint
 
 _TRUNK_ATTEMPT = -1
 """Attempt of the rows that a run takes over from its trunk; attempts of its own count from 0."""

@@ -34,14 +34,20 @@ from batchscape.train.accumulation import StepTotals, accumulate, rehearse
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
 from batchscape.train.branching import BranchPoint, keep_branch_point
-from batchscape.train.checkpoint import gather_random_states, save_checkpoint, set_random_state
+from batchscape.train.checkpoint import (
+    Resumable,
+    agree_on,
+    find_resumable,
+    gather_random_states,
+    save_checkpoint,
+    set_random_state,
+)
 from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelColumns, examine
 from batchscape.train.failures import is_out_of_memory
 from batchscape.train.loader import BatchLoader, MicroBatch, build_loader
 from batchscape.train.recorder import Agreement, StepRecorder
-from batchscape.train.resumable import Resumable, agree_on, find_resumable
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline, schedule_factor
 

@@ -118,7 +118,13 @@ def _prepare(config: CustomData) -> DataIdentity:
         "sequence_length": config.sequence_length,
         **properties,
     }
-    return DataIdentity(manifest_hash(manifest), "", *samples.values(), **properties)
+    return DataIdentity(
+        manifest_hash=manifest_hash(manifest),
+        folder="",
+        train_samples=samples["train"],
+        held_out_samples=samples["held_out"],
+        **properties,
+    )
 
 
 def _check_properties(properties: dict[str, Any], demand: _Demand) -> None:

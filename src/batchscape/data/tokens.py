@@ -71,8 +71,14 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
                 f"{config.sequence_length + 1} are needed"
             )
     digest = manifest_hash(manifest)
-    folder = str(_write_listing(digest, parts))
-    return DataIdentity(digest, folder, *samples.values(), classes=vocabulary, task="next_token")
+    return DataIdentity(
+        manifest_hash=digest,
+        folder=str(_write_listing(digest, parts)),
+        train_samples=samples["train"],
+        held_out_samples=samples["held_out"],
+        classes=vocabulary,
+        task="next_token",
+    )
 
 
 def pieces_of(folder: Path, part: str) -> list[TokenFile]:

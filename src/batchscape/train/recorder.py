@@ -91,7 +91,8 @@ class _Step(NamedTuple):
 class _PendingExchange:
     """An exchange under way and the steps that wait for it."""
 
-    steps: list[_Step]
+    steps: list[tuple[dict[str, Any], int, NoiseSample | None]]
+    """Row, labels and noise of each; the other tensors of a step are stacked by now and let go."""
     vectors: Tensor
     """Vectors of `_ExchangeVector`, one row a rank."""
     norms: Tensor
@@ -271,7 +272,8 @@ class StepRecorder:
             norms = _to_pinned(norms)
             copy_event = module_of(self._device).Event()
             copy_event.record()
-        self._pending = _PendingExchange(steps, vectors, norms, exchange, copy_event)
+        waiting = [(step.row, step.labels, step.noise) for step in steps]
+        self._pending = _PendingExchange(waiting, vectors, norms, exchange, copy_event)
 
     def _finish(self) -> Agreement:
         pending, self._pending = self._pending, None
@@ -283,7 +285,7 @@ class StepRecorder:
         self._interval = int(sums.interval)
         diverged = None
         times = self._clock.read(len(pending.steps))
-        for slot, ((row, labels, *_, sample), step) in enumerate(
+        for slot, ((row, labels, sample), step) in enumerate(
             zip(pending.steps, times, strict=True)
         ):
             if sample is not None:
@@ -305,7 +307,7 @@ class StepRecorder:
                     norm_is_finite=sums.overflows[slot] == 0 or row["skipped"],
                 )
         if self._lines is not None:
-            self._lines.append(step.row for step in pending.steps)
+            self._lines.append(row for row, *_ in pending.steps)
         return Agreement(sums.stop > 0, sums.checkpoint > 0, diverged)
 
 

@@ -21,7 +21,7 @@ ALLOWED = {
         model_flops_per_sample optimizer_s peak_allocated_first_backward_gib
         peak_allocated_first_optimizer_step_gib peak_allocated_steady_gib peak_memory_gib
         peak_memory_method peak_reserved_gib power_capped processor_time_s raw_eval_loss throttled
-        updated_at workspace_gib device_limits""",
+        train_samples updated_at workspace_gib device_limits""",
     "settings that are read by their names": """
         equivalence_margin equivalence_margin_steps geometry_pattern""",
     "found by name: in a configuration, by an import path, by `__getattr__`": """

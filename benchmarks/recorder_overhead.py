@@ -77,7 +77,6 @@ def main() -> None:
             1,
             device,
             clock,
-            rank_on_node=0,
             ranks_on_node=1,
             attempt=0,
             warmup_optimizer_steps=0,

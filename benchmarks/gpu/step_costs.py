@@ -86,7 +86,6 @@ class Layers:
             1,
             device,
             self._clock,
-            rank_on_node=0,
             ranks_on_node=1,
             attempt=0,
             warmup_optimizer_steps=0,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.data.text import split_blocks, split_documents, split_packed
+from batchscape.data.text import split_documents, split_packed, text_blocks
 
 texts = st.text(alphabet="ab\n", max_size=200).map(str.encode)
 
@@ -24,18 +24,15 @@ def test_packed_labels_are_the_text_once(text, length):
     assert len(text) - 1 - len(labels) < length
 
 
-@given(texts, st.integers(2, 9))
-def test_blocks_are_the_lines_between_empty_ones(text, length):
-    offsets, lengths = split_blocks(stream_of(text), length)
-    labels = [text[o + 1 : o + 1 + n] for o, n in zip(offsets, lengths, strict=True)]
+@given(texts)
+def test_blocks_are_the_lines_between_empty_ones(text):
     blocks = [b""]
     for number, line in enumerate(text.splitlines(keepends=True)):
         if line == b"\n" and number > 0:
             blocks.append(b"")
         else:
             blocks[-1] += line
-    expected = [block[i : i + length] for block in blocks for i in range(1, len(block), length)]
-    assert labels == expected
+    assert text_blocks(text) == [block for block in blocks if len(block) > 1]
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20), st.integers(2, 9))

@@ -12,7 +12,7 @@ import pytest
 from batchscape.config import Digits, TextFiles
 from batchscape.data.corpus import prepare
 from batchscape.data.fingerprints import cache_folder, cached_result, file_sha256
-from batchscape.data.store import DataArrays, keep
+from batchscape.data.store import keep
 from batchscape.errors import BatchscapeError, ConfigError
 
 
@@ -22,9 +22,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def built():
-    return DataArrays(
-        {"train_x": np.arange(5), "held_out_x": np.arange(2)}, {"train": 5, "held_out": 2}
-    )
+    return {"train": {"x": np.arange(5)}, "held_out": {"x": np.arange(2)}}, {}
 
 
 def test_damaged_cache_is_made_anew(tmp_path):
@@ -39,24 +37,24 @@ def test_damaged_cache_is_made_anew(tmp_path):
 
 
 def test_what_is_whole_is_not_built_again():
-    first = keep("kind", {"rule": 1}, built)
-    assert keep("kind", {"rule": 1}, lambda: pytest.fail("built again")) == first
-    assert (first.train_samples, first.held_out_samples) == (5, 2)
-    other = keep("kind", {"rule": 2}, built)
-    assert other.folder != first.folder
+    first, _ = keep("kind", {"rule": 1}, built)
+    assert keep("kind", {"rule": 1}, lambda: pytest.fail("built again"))[0] == first
+    assert (first["train_samples"], first["held_out_samples"]) == (5, 2)
+    other, _ = keep("kind", {"rule": 2}, built)
+    assert other["folder"] != first["folder"]
 
 
 @pytest.mark.parametrize("lost", ["train_x.npy", "manifest.json"])
 def test_what_is_lost_is_built_again(lost):
-    first = keep("kind", {"rule": 1}, built)
-    (Path(first.folder) / lost).unlink()
-    assert keep("kind", {"rule": 1}, built) == first
-    assert (Path(first.folder) / lost).exists()
+    first, _ = keep("kind", {"rule": 1}, built)
+    (Path(first["folder"]) / lost).unlink()
+    assert keep("kind", {"rule": 1}, built)[0] == first
+    assert (Path(first["folder"]) / lost).exists()
 
 
 def test_an_empty_part_leaves_nothing_behind():
     with pytest.raises(ConfigError, match="the held_out part holds no sample"):
-        keep("kind", {}, lambda: DataArrays({}, {"train": 1, "held_out": 0}))
+        keep("kind", {}, lambda: ({"train": {"x": [0]}, "held_out": {"x": []}}, {}))
     assert not list(cache_folder().glob("kind-*"))
 
 

@@ -135,9 +135,6 @@ def test_padded_blocks_are_encoded_one_by_one(tmp_path, tokenizer):
 def test_tokens_take_the_smallest_type(tmp_path):
     (array,) = FolderCoder(save_tokenizer(tmp_path / "tokenizer")).encode([b"text"])
     assert array.dtype == "uint16"
-    assert coding.smallest_dtype(255) == "uint8"
-    assert coding.smallest_dtype(50256) == "uint16"
-    assert coding.smallest_dtype(128255) == "uint32"
 
 
 def test_gaps_between_the_numbers_of_tokens_are_part_of_the_vocabulary(tmp_path):

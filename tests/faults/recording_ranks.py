@@ -35,7 +35,6 @@ def main(run_dir: str, rank: int) -> int:
             RANKS,
             torch.device("cpu"),
             clock,
-            rank_on_node=rank,
             ranks_on_node=RANKS,
             attempt=0,
             warmup_optimizer_steps=0,

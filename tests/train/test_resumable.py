@@ -11,8 +11,7 @@ import torch
 from batchscape.errors import CheckpointError, DamageError
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
-from batchscape.train.checkpoint import checkpoints, save_checkpoint
-from batchscape.train.resumable import find_resumable
+from batchscape.train.checkpoint import checkpoints, find_resumable, save_checkpoint
 from exact import assert_same_rows
 
 
@@ -109,11 +108,12 @@ def test_a_whole_checkpoint_that_cannot_be_loaded_here_is_kept(
     assert find_resumable(folder, "r").damaged_checkpoints == ()
 
 
-def test_checkpoints_of_another_run_are_for_the_caller_to_refuse(folder: RunFolder) -> None:
+def test_checkpoints_of_another_run_are_refused_and_kept(folder: RunFolder) -> None:
     folder.lines("steps").unlink()
-    resumable = find_resumable(folder, "another")
-    assert resumable.state is not None
-    assert resumable.state["run_id"] == "r"
+    kept = checkpoints(folder.checkpoints)
+    with pytest.raises(CheckpointError, match="holds checkpoints of run r, and this is run anoth"):
+        find_resumable(folder, "another")
+    assert checkpoints(folder.checkpoints) == kept
 
 
 SETTINGS = {

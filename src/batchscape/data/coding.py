@@ -23,6 +23,11 @@ _TOKENIZER_SUFFIXES = {".json", ".txt", ".model", ".tiktoken"}
 """Suffixes of the files that make a tokenizer; weights may lie beside them."""
 
 
+_PLAIN = {"add_special_tokens": False, "verbose": False}
+"""How text that is cut later is encoded; that it is longer than some model's context is no reason
+to warn."""
+
+
 class ByteCoder:
     """Bytes are the tokens."""
 
@@ -50,27 +55,26 @@ class FolderCoder:
         try:
             transformers = importlib.import_module("transformers")
         except ImportError:
-            msg = (
+            raise ConfigError(
                 f"data.tokenizer={folder} needs the package transformers: "
                 "pip install 'batchscape[hf]'"
-            )
-            raise ConfigError(msg) from None
+            ) from None
         try:
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
                 str(Path(folder).expanduser()), local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # noqa: BLE001  (many kinds; all mean that it cannot be read)
             reason = str(error).strip().splitlines()[0]
-            msg = (
+            raise ConfigError(
                 f"data.tokenizer={folder}: no tokenizer could be read there ({reason}); give a "
                 "folder that `save_pretrained` of a transformers tokenizer has written"
-            )
-            raise ConfigError(msg) from None
+            ) from None
         # Token ids may have gaps: the embedding then needs more rows than there are tokens.
         self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
-        self._dtype = smallest_dtype(self.vocabulary - 1)
+        self._dtype = np.min_scalar_type(self.vocabulary - 1)
         end_token = self._tokenizer.eos_token_id
-        self.separator = self._array(self._ids(["\n\n"])[0] if end_token is None else [end_token])
+        ids = self._ids(["\n\n"], **_PLAIN)[0] if end_token is None else [end_token]
+        self.separator = self._array(ids)
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
         """Return the tokens of each text, without special ones.
@@ -79,7 +83,7 @@ class FolderCoder:
         characters are encoded a million at a time, cut at the end of a line.
         """
         pieces_by_text = [list(_pieces(text.decode(errors="replace"))) for text in texts]
-        ids_by_piece = iter(self._ids([*chain.from_iterable(pieces_by_text)]))
+        ids_by_piece = iter(self._ids([*chain.from_iterable(pieces_by_text)], **_PLAIN))
         return [
             self._array([*chain.from_iterable(islice(ids_by_piece, len(pieces)))])
             for pieces in pieces_by_text
@@ -88,25 +92,12 @@ class FolderCoder:
     def encode_whole(self, texts: Sequence[bytes], length_limit: int) -> list[Tokens]:
         """Return the tokens of each text with the special ones that the tokenizer adds."""
         decoded = [text.decode(errors="replace") for text in texts]
-        encoded = self._tokenizer(
-            decoded,
-            truncation=True,
-            max_length=length_limit,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
-        return [self._array(ids) for ids in encoded["input_ids"]]
+        ids_by_text = self._ids(decoded, truncation=True, max_length=length_limit)
+        return [self._array(ids) for ids in ids_by_text]
 
-    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        encoded = self._tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,  # a text longer than some model's context is no reason to warn
-        )
+    def _ids(self, texts: list[str], **settings: bool | int) -> list[list[int]]:
+        masks = {"return_attention_mask": False, "return_token_type_ids": False}
+        encoded = self._tokenizer(texts, **masks, **settings) if texts else {"input_ids": []}
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
@@ -132,20 +123,14 @@ def tokenizer_hash(folder: str) -> str:
         if path.is_file() and path.suffix in _TOKENIZER_SUFFIXES
     )
     if not files:
-        msg = (
+        raise ConfigError(
             f"data.tokenizer={folder}: there is no such folder, or no tokenizer in it; give a "
             "folder that `save_pretrained` of a transformers tokenizer has written"
         )
-        raise ConfigError(msg)
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
     return digest.hexdigest()
-
-
-def smallest_dtype(largest: int) -> np.dtype[Any]:
-    """Return the smallest unsigned integer type that holds a token."""
-    return np.min_scalar_type(largest)
 
 
 def _pieces(text: str) -> Iterator[str]:

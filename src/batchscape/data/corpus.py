@@ -55,5 +55,4 @@ def prepare(config: DataSettings) -> DataIdentity:
     try:
         return _BY_KIND[type(config)](config)
     except OSError as error:
-        msg = f"data={config.name} cannot be read: {error}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"data={config.name} cannot be read: {error}") from None

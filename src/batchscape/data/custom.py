@@ -9,7 +9,9 @@ settings give one. It may say more of itself: `classes`, `vocabulary`, `task`, `
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +33,9 @@ _TASKS = ("next_token", "class", "other")
 _CHECKED_SAMPLES = 4
 """Samples of the batch that is checked, spread over a part: the first may be unlike the rest."""
 
+_Demand = Callable[[bool, str, object], None]
+"""Refuses data that do not keep a rule: whether they do, the rule, and what they returned."""
+
 
 def make_custom(config: CustomData, part: str) -> Dataset:
     """Call the user's callable for one part.
@@ -44,12 +49,13 @@ def make_custom(config: CustomData, part: str) -> Dataset:
     if config.sequence_length is not None:
         arguments["sequence_length"] = config.sequence_length
     dataset: Dataset = call_by_path(config.target, arguments)
-    for member in ("count_labels", "batch"):
-        if not callable(getattr(dataset, member, None)):
-            _refuse(config, f"must return an object with a method {member}; got {dataset!r:.100}")
+    demand = partial(_demand, f"data._target_={config.target}: ")
+    for name in ("count_labels", "batch"):
+        is_method = callable(getattr(dataset, name, None))
+        demand(is_method, f"must return an object with a method {name}", f"{dataset!r:.100}")
     size = getattr(dataset, "num_samples", None)
-    if not _is_count(size) or size == 0:
-        _refuse(config, f"part={part!r}: num_samples must be an int above 0; got {size!r}")
+    rule = f"part={part!r}: num_samples must be an int above 0"
+    demand(_is_count(size, least=1), rule, repr(size))
     return dataset
 
 
@@ -70,40 +76,44 @@ def prepare_custom(config: CustomData) -> DataIdentity:
     except BatchscapeError:
         raise
     except Exception:  # noqa: BLE001  (the code is not ours: whatever it raises is for its author)
-        _refuse(config, f"it raised an error:\n{traceback.format_exc().rstrip()}")
+        error = traceback.format_exc().rstrip()
+        raise ConfigError(f"data._target_={config.target}: it raised an error:\n{error}") from None
 
 
 def _prepare(config: CustomData) -> DataIdentity:
     parts = {part: make_custom(config, part) for part in PARTS}
-    task = "other" if config.sequence_length is None else "next_token"
-    declared: dict[str, dict[str, Any]] = {
-        part: {
-            "task": getattr(dataset, "task", task),
-            "classes": getattr(dataset, "classes", 0),
-            "vocabulary": getattr(dataset, "vocabulary", None),
-            "features": getattr(dataset, "features", None),
-        }
+    defaults: dict[str, Any] = {
+        "task": "other" if config.sequence_length is None else "next_token",
+        "classes": 0,
+        "vocabulary": None,
+        "features": None,
+    }
+    declared = {
+        part: {name: getattr(dataset, name, default) for name, default in defaults.items()}
         for part, dataset in parts.items()
     }
-    if declared["train"] != declared["held_out"]:
-        _refuse(config, f"must declare the same for both parts; got {declared}")
     properties = declared["train"]
-    _check_properties(config, properties)
+    place = f"data._target_={config.target}: "
+    demand = partial(_demand, place)
+    demand(properties == declared["held_out"], "must declare the same for both parts", declared)
+    _check_properties(properties, demand)
     if properties["task"] == "next_token":  # labels are inputs too, so both have one vocabulary
         properties["classes"] = properties["classes"] or properties["vocabulary"] or 0
         properties["vocabulary"] = properties["vocabulary"] or properties["classes"] or None
     for part, dataset in parts.items():
-        _Check(config, part, dataset, properties).run()
+        of_part = partial(_demand, f"{place}part={part!r}: ")
+        _check_part(dataset, {**properties, "length": config.sequence_length}, of_part)
     contents = [getattr(dataset, "content_hash", None) for dataset in parts.values()]
-    if any(content is not None for content in contents) and not all(
-        isinstance(content, str) and content for content in contents
-    ):
-        _refuse(config, f"content_hash must be a text in both parts or in none; got {contents}")
-    files = {text: file_sha256(file) for text, file in named_files(config.arguments).items()}
+    are_texts = all(isinstance(content, str) and content for content in contents)
+    demand(
+        are_texts or {*map(type, contents)} == {type(None)},
+        "content_hash must be a text in both parts or in none",
+        contents,
+    )
     samples = {part: int(dataset.num_samples) for part, dataset in parts.items()}
     manifest = {
         "custom": [contents, source_hash(config.target), config.target, config.arguments],
-        "files": files,
+        "files": {text: file_sha256(file) for text, file in named_files(config.arguments).items()},
         "samples": samples,
         "sequence_length": config.sequence_length,
         **properties,
@@ -113,190 +123,146 @@ def _prepare(config: CustomData) -> DataIdentity:
         folder="",
         train_samples=samples["train"],
         held_out_samples=samples["held_out"],
-        classes=properties["classes"],
-        task=properties["task"],
-        features=properties["features"],
-        vocabulary=properties["vocabulary"],
+        **properties,
     )
 
 
-def _check_properties(config: CustomData, properties: dict[str, Any]) -> None:
-    if properties["task"] not in _TASKS:
-        _refuse(config, f"task must be one of {', '.join(_TASKS)}; got {properties['task']!r}")
-    classes, features, vocabulary = (
-        properties["classes"],
-        properties["features"],
-        properties["vocabulary"],
+def _check_properties(properties: dict[str, Any], demand: _Demand) -> None:
+    """Check what the data say of themselves."""
+    classes, features, vocabulary = map(properties.get, ("classes", "features", "vocabulary"))
+    for name, is_right, rule in (
+        ("task", properties["task"] in _TASKS, f"one of {', '.join(_TASKS)}"),
+        ("classes", _is_count(classes) and classes != 1, "an int of 2 or more, where it is given"),
+        ("features", features is None or _is_count(features, least=1), "an int above 0 or None"),
+        (
+            "vocabulary",
+            vocabulary is None or _is_count(vocabulary, least=2),
+            "an int of 2 or more, or None",
+        ),
+    ):
+        demand(is_right, f"{name} must be {rule}", repr(properties[name]))
+    demand(
+        properties["task"] != "next_token" or vocabulary is None or vocabulary >= classes,
+        "vocabulary must be at least classes where the next token is predicted",
+        f"{vocabulary=}, {classes=}",
     )
-    if not _is_count(classes) or classes == 1:
-        _refuse(config, f"classes must be an int of 2 or more, where it is given; got {classes!r}")
-    if features is not None and (not _is_count(features) or features == 0):
-        _refuse(config, f"features must be an int above 0 or None; got {features!r}")
-    if vocabulary is not None and (not _is_count(vocabulary) or vocabulary < 2):
-        _refuse(config, f"vocabulary must be an int of 2 or more, or None; got {vocabulary!r}")
-    if properties["task"] == "next_token" and vocabulary is not None and vocabulary < classes:
-        _refuse(
-            config,
-            "vocabulary must be at least classes where the next token is predicted; got "
-            f"vocabulary={vocabulary}, classes={classes}",
+
+
+def _check_part(dataset: Dataset, properties: dict[str, Any], demand: _Demand) -> None:
+    """Check one part on a few of its samples."""
+    import torch
+
+    size = min(_CHECKED_SAMPLES, dataset.num_samples)
+    indices = np.linspace(0, dataset.num_samples - 1, size).astype(np.int64)
+    counts: list[Any] = [dataset.count_labels(one) for one in (indices, *indices[:, None])]
+    for count in counts:
+        demand(_is_count(count), "count_labels must return an int of 0 or more", repr(count))
+    total, *counts = map(int, counts)
+    demand(
+        total == sum(counts),
+        "count_labels must add up over samples",
+        f"{total} for samples {indices.tolist()}, {counts} one by one",
+    )
+    rule = "count_labels must be above 0 for a batch"
+    demand(total > 0, rule, f"0 for samples {indices.tolist()}")
+    inputs, labels = batch = _checked_batch(dataset, indices, demand)
+    shapes = [tuple(inputs.shape), tuple(labels.shape)]
+    demand(
+        all(shape[:1] == (size,) and 0 not in shape for shape in shapes),
+        f"batch must return tensors whose first dimension is the samples, {size} here, and that "
+        "are not empty",
+        f"shapes {shapes}",
+    )
+    _check_inputs(inputs, properties, demand)
+    if properties["task"] != "other":
+        rule = "batch must return int64 labels for this task"
+        demand(labels.dtype == torch.int64, rule, labels.dtype)
+        classes, largest = properties["classes"], int(labels.max())
+        demand(
+            not classes or largest < classes,
+            f"labels must be below classes={classes}",
+            f"a label {largest}",
+        )
+        label_counts = [int((sample != IGNORED).sum()) for sample in labels]
+        demand(
+            counts == label_counts,
+            f"count_labels must be the number of labels that are not {IGNORED}",
+            f"{counts} for samples {indices.tolist()}, whose batch has {label_counts}",
+        )
+    repetition = _checked_batch(dataset, indices, demand)
+    single_batch = _checked_batch(dataset, indices[-1:], demand)
+    for name, first, again, single in zip(
+        ("inputs", "labels"), batch, repetition, single_batch, strict=True
+    ):
+        demand(
+            first.dtype == again.dtype and torch.equal(first, again),
+            "batch must return the same samples for the same indices, each time",
+            f"other {name} the second time",
+        )
+        demand(
+            # Padding to the longest sample of a batch may change the shape.
+            first[-1:].shape != single.shape or torch.equal(first[-1:], single),
+            "a sample of batch must not depend on the others in it",
+            f"other {name} for sample {indices[-1]} alone",
         )
 
 
-class _Check:
-    """Checks one part on a few of its samples."""
+def _checked_batch(dataset: Dataset, indices: Indices, demand: _Demand) -> tuple[Tensor, Tensor]:
+    """Return a batch that is two tensors on the CPU."""
+    import torch
 
-    def __init__(
-        self, config: CustomData, part: str, dataset: Dataset, properties: dict[str, Any]
-    ) -> None:
-        self._config = config
-        self._part = part
-        self._dataset = dataset
-        self._properties = properties
-        spread = np.linspace(0, dataset.num_samples - 1, min(_CHECKED_SAMPLES, dataset.num_samples))
-        self._indices = spread.astype(np.int64)
-
-    def run(self) -> None:
-        """Check everything."""
-        counts = self._check_counts()
-        inputs, labels = self._batch(self._indices)
-        self._check_shapes(inputs, labels)
-        self._check_inputs(inputs)
-        self._check_labels(labels, counts)
-        self._check_repetition(inputs, labels)
-
-    def _check_counts(self) -> list[int]:
-        batch_count = self._count(self._indices)
-        sample_counts = [self._count(self._indices[i : i + 1]) for i in range(len(self._indices))]
-        if batch_count != sum(sample_counts):
-            self._breach(
-                "count_labels must add up over samples",
-                f"{batch_count} for samples {self._indices.tolist()}, {sample_counts} one by one",
-            )
-        if batch_count == 0:
-            self._breach(
-                "count_labels must be above 0 for a batch",
-                f"0 for samples {self._indices.tolist()}",
-            )
-        return sample_counts
-
-    def _count(self, indices: Indices) -> int:
-        count = self._dataset.count_labels(indices)
-        if not _is_count(count):
-            self._breach("count_labels must return an int of 0 or more", repr(count))
-        return int(count)
-
-    def _batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        import torch
-
-        batch: object = self._dataset.batch(indices)  # its type is checked here
-        if not (
-            isinstance(batch, tuple)
-            and len(batch) == 2
-            and all(isinstance(one, torch.Tensor) for one in batch)
-        ):
-            kinds = [type(one).__name__ for one in batch] if isinstance(batch, tuple) else batch
-            self._breach(
-                "batch must return a tuple of two tensors, inputs and labels; inputs of several "
-                "parts, such as source and target, are joined along a dimension here, and split "
-                "by the model",
-                f"{kinds!r:.100}",
-            )
-        inputs, labels = batch
-        devices = [inputs.device, labels.device]
-        if any(device.type != "cpu" for device in devices):
-            self._breach("batch must return tensors on the CPU", str(devices))
-        return inputs, labels
-
-    def _check_shapes(self, inputs: Tensor, labels: Tensor) -> None:
-        shapes = [tuple(inputs.shape), tuple(labels.shape)]
-        size = len(self._indices)
-        if any(len(shape) < 1 or shape[0] != size or 0 in shape for shape in shapes):
-            self._breach(
-                f"batch must return tensors whose first dimension is the samples, {size} here, and "
-                "that are not empty",
-                f"shapes {shapes}",
-            )
-        length, features = self._config.sequence_length, self._properties["features"]
-        if length is not None and shapes[0][1:2] != (length,):
-            self._breach(
-                f"batch must return inputs of sequence_length={length} tokens", f"{shapes[0]}"
-            )
-        if features is not None and (
-            shapes[0][1:] != (features,) or not inputs.is_floating_point()
-        ):
-            self._breach(
-                f"batch must return real-valued inputs of features={features} numbers a sample",
-                f"{inputs.dtype} of shape {shapes[0]}",
-            )
-
-    def _check_inputs(self, inputs: Tensor) -> None:
-        import torch
-
-        task, vocabulary = self._properties["task"], self._properties["vocabulary"]
-        if inputs.dtype not in {torch.int32, torch.int64}:
-            return
-        if vocabulary is None:
-            if task == "class":
-                self._breach(
-                    "a class of tokens needs an attribute vocabulary, above every token (negative "
-                    "ones are padding)",
-                    f"inputs of {inputs.dtype} and no vocabulary",
-                )
-            return
-        if (largest := int(inputs.max())) >= vocabulary:
-            self._breach(f"inputs must be below vocabulary={vocabulary}", f"an input {largest}")
-
-    def _check_labels(self, labels: Tensor, counts: list[int]) -> None:
-        import torch
-
-        if self._properties["task"] == "other":
-            return
-        if labels.dtype != torch.int64:
-            self._breach("batch must return int64 labels for this task", str(labels.dtype))
-        classes, largest = self._properties["classes"], int(labels.max())
-        if classes and largest >= classes:
-            self._breach(f"labels must be below classes={classes}", f"a label {largest}")
-        label_counts = [int((sample != IGNORED).sum()) for sample in labels]
-        if counts != label_counts:
-            self._breach(
-                f"count_labels must be the number of labels that are not {IGNORED}",
-                f"{counts} for samples {self._indices.tolist()}, whose batch has {label_counts}",
-            )
-
-    def _check_repetition(self, inputs: Tensor, labels: Tensor) -> None:
-        import torch
-
-        repetition = self._batch(self._indices)
-        for name, before, after in zip(
-            ("inputs", "labels"), (inputs, labels), repetition, strict=True
-        ):
-            if before.dtype != after.dtype or not torch.equal(before, after):
-                self._breach(
-                    "batch must return the same samples for the same indices, each time",
-                    f"other {name} the second time",
-                )
-        single_batch = self._batch(self._indices[-1:])
-        for name, in_batch, single in zip(
-            ("inputs", "labels"), (inputs[-1:], labels[-1:]), single_batch, strict=True
-        ):
-            # Padding to the longest sample of a batch may change the shape.
-            if in_batch.shape == single.shape and not torch.equal(in_batch, single):
-                self._breach(
-                    "a sample of batch must not depend on the others in it",
-                    f"other {name} for sample {self._indices[-1]} alone",
-                )
-
-    def _breach(self, rule: str, got: str) -> NoReturn:
-        _refuse(self._config, f"part={self._part!r}: {rule}; got {got}")
+    batch: Any = dataset.batch(indices)
+    is_tuple = isinstance(batch, tuple)
+    demand(
+        is_tuple and [isinstance(one, torch.Tensor) for one in batch] == [True, True],
+        "batch must return a tuple of two tensors, inputs and labels; inputs of several parts, "
+        "such as source and target, are joined along a dimension here, and split by the model",
+        f"{[type(one).__name__ for one in batch] if is_tuple else batch!r:.100}",
+    )
+    inputs, labels = batch
+    devices = [inputs.device, labels.device]
+    is_on_cpu = all(device.type == "cpu" for device in devices)
+    demand(is_on_cpu, "batch must return tensors on the CPU", devices)
+    return inputs, labels
 
 
-def _is_count(value: object) -> TypeGuard[int]:
+def _check_inputs(inputs: Tensor, properties: dict[str, Any], demand: _Demand) -> None:
+    """Check length, features and vocabulary of inputs."""
+    shape = tuple(inputs.shape)
+    length, features, vocabulary = map(properties.get, ("length", "features", "vocabulary"))
+    demand(
+        length is None or shape[1:2] == (length,),
+        f"batch must return inputs of sequence_length={length} tokens",
+        shape,
+    )
+    demand(
+        features is None or (shape[1:] == (features,) and inputs.is_floating_point()),
+        f"batch must return real-valued inputs of features={features} numbers a sample",
+        f"{inputs.dtype} of shape {shape}",
+    )
+    if str(inputs.dtype) not in {"torch.int32", "torch.int64"}:
+        return
+    demand(
+        vocabulary is not None or properties["task"] != "class",
+        "a class of tokens needs an attribute vocabulary, above every token (negative ones are "
+        "padding)",
+        f"inputs of {inputs.dtype} and no vocabulary",
+    )
+    largest = int(inputs.max())
+    demand(
+        vocabulary is None or largest < vocabulary,
+        f"inputs must be below vocabulary={vocabulary}",
+        f"an input {largest}",
+    )
+
+
+def _is_count(value: object, least: int = 0) -> bool:
     # An integer of numpy is as good as one of Python.
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        return False
-    return int(value) >= 0
+    return (
+        isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= least
+    )
 
 
-def _refuse(config: CustomData, rule: str) -> NoReturn:
-    msg = f"data._target_={config.target}: {rule}"
-    raise ConfigError(msg)
+def _demand(place: str, is_kept: bool, rule: str, got: object) -> None:
+    if not is_kept:
+        raise ConfigError(f"{place}{rule}; got {got}")

@@ -13,7 +13,7 @@ from batchscape.config import CustomData, Digits, Documents, ExternalData, RunCo
 from batchscape.config.data import IGNORED
 from batchscape.data.custom import make_custom
 from batchscape.data.store import load_array
-from batchscape.data.tokens import segments
+from batchscape.data.tokens import pieces_of
 from batchscape.record.spec import DataIdentity
 
 NO_TOKEN = -1
@@ -37,74 +37,52 @@ class Dataset(Protocol):
         """Return inputs and labels of these samples, on the CPU."""
 
 
-class _Stream:
-    """Pieces of a stream of bytes or tokens."""
+class TextDataset:
+    """Pieces of a stream of bytes or tokens, as next-token prediction or with a class each.
 
-    def __init__(self, folder: Path, part: Part, window: int, kind: Unit) -> None:
+    A batch is an int64 tensor of shape (samples, sequence_length), and one of the same shape or,
+    of classes, of shape (samples,). Samples that are shorter are padded: with zeros, and their
+    missing labels with `IGNORED`; with `NO_TOKEN` where they have a class.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        part: Part,
+        sequence_length: int,
+        kind: Unit = "bytes",
+        *,
+        is_labelled: bool = False,
+    ) -> None:
         self._stream = load_array(folder, f"{part}_{kind}")
         self._offsets: Indices = load_array(folder, f"{part}_offsets")
         self._lengths: Indices = load_array(folder, f"{part}_lengths")
-        self._window = np.arange(window)
+        self._classes = load_array(folder, f"{part}_labels") if is_labelled else None
+        self._window = np.arange(sequence_length if is_labelled else sequence_length + 1)
+        self._is_full = bool((self._lengths == sequence_length).all())
         self.num_samples = len(self._offsets)
 
-    def _read(self, indices: Indices) -> NDArray[np.int64]:
-        """Return a window of the stream from the beginning of each piece, even beyond its end."""
-        positions = self._offsets[indices, None] + self._window
-        values: NDArray[np.int64] = self._stream[np.minimum(positions, len(self._stream) - 1)]
-        return values.astype(np.int64)
-
-
-class TextDataset(_Stream):
-    """A text as next-token prediction.
-
-    A batch is two int64 tensors of shape (samples, sequence_length). Short samples are padded
-    with zeros, their missing labels with `IGNORED`.
-    """
-
-    def __init__(
-        self, folder: Path, part: Part, sequence_length: int, kind: Unit = "bytes"
-    ) -> None:
-        super().__init__(folder, part, sequence_length + 1, kind)
-        self._is_full = bool((self._lengths == sequence_length).all())
-
     def count_labels(self, indices: Indices) -> int:
-        """Return the number of real (not padded) labels."""
-        return int(self._lengths[indices].sum())
+        """Return the number of real (not padded) labels: one a sample where it has a class."""
+        return len(indices) if self._classes is not None else int(self._lengths[indices].sum())
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and labels, each of shape (samples, sequence_length)."""
-        values = self._read(indices)
+        """Return inputs of shape (samples, sequence_length), and their labels."""
+        # A window from the beginning of each piece, even beyond its end.
+        positions = self._offsets[indices, None] + self._window
+        values = self._stream[np.minimum(positions, len(self._stream) - 1)].astype(np.int64)
+        lengths = self._lengths[indices, None]
+        if self._classes is not None:
+            texts = torch.from_numpy(np.where(self._window < lengths, values, NO_TOKEN))
+            return texts, torch.from_numpy(self._classes[indices])
         if self._is_full:
             return _shifted(torch.from_numpy(values))
-        is_real = self._window <= self._lengths[indices, None]
+        is_real = self._window <= lengths
         tokens = torch.from_numpy(np.where(is_real, values, 0))
+        # A copy, also of a single sample, whose labels would share memory with its inputs.
         labels = tokens[:, 1:].clone()
         labels[torch.from_numpy(~is_real[:, 1:])] = IGNORED
         return tokens[:, :-1].contiguous(), labels
-
-
-class LabelledDataset(_Stream):
-    """Texts with a class.
-
-    A batch is an int64 tensor of shape (samples, sequence_length), `NO_TOKEN` behind the end of
-    each text, and an int64 one of shape (samples,).
-    """
-
-    def __init__(
-        self, folder: Path, part: Part, sequence_length: int, kind: Unit = "bytes"
-    ) -> None:
-        super().__init__(folder, part, sequence_length, kind)
-        self._labels: Indices = load_array(folder, f"{part}_labels")
-
-    def count_labels(self, indices: Indices) -> int:
-        """Return the number of samples: each has one label."""
-        return len(indices)
-
-    def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return texts of shape (samples, sequence_length) and labels of shape (samples,)."""
-        is_real = self._window < self._lengths[indices, None]
-        texts = torch.from_numpy(np.where(is_real, self._read(indices), NO_TOKEN))
-        return texts, torch.from_numpy(self._labels[indices])
 
 
 class TokenDataset:
@@ -114,12 +92,11 @@ class TokenDataset:
     """
 
     def __init__(self, folder: Path, part: Part, sequence_length: int) -> None:
-        parts = [s for s in segments(folder, part) if s.samples(sequence_length)]
-        self._files = [segment.file.map() for segment in parts]
-        self._begins = [segment.begin for segment in parts]
+        pieces = [p for p in pieces_of(folder, part) if p.samples(sequence_length)]
+        self._tokens = [piece.map() for piece in pieces]
         self._sequence_length = sequence_length
-        # Samples up to the end of each file.
-        self._ends = np.cumsum([segment.samples(sequence_length) for segment in parts])
+        # Samples up to the end of each piece.
+        self._ends = np.cumsum([piece.samples(sequence_length) for piece in pieces])
         self.num_samples = int(self._ends[-1])
 
     def count_labels(self, indices: Indices) -> int:
@@ -130,11 +107,11 @@ class TokenDataset:
         """Return inputs and labels, each of shape (samples, sequence_length)."""
         length = self._sequence_length
         tokens = np.empty((len(indices), length + 1), dtype=np.int64)
-        files = np.searchsorted(self._ends, indices, side="right")
-        firsts = np.concatenate(([0], self._ends[:-1]))[files]
-        for row, (file, sample) in enumerate(zip(files, indices - firsts, strict=True)):
-            begin = self._begins[file] + int(sample) * length
-            tokens[row] = self._files[file][begin : begin + length + 1]
+        pieces = np.searchsorted(self._ends, indices, side="right")
+        firsts = np.concatenate(([0], self._ends[:-1]))[pieces]
+        for row, (piece, sample) in enumerate(zip(pieces, indices - firsts, strict=True)):
+            begin = int(sample) * length
+            tokens[row] = self._tokens[piece][begin : begin + length + 1]
         return _shifted(torch.from_numpy(tokens))
 
 
@@ -176,12 +153,10 @@ def open_dataset(config: RunConfig, identity: DataIdentity, part: Part) -> Datas
     if isinstance(data, TokenFiles):
         return TokenDataset(folder, part, data.sequence_length)
     if isinstance(data, ExternalData):
-        msg = "data=external are read by a program, not by our own loop"
-        raise AssertionError(msg)
+        raise AssertionError("data=external are read by a program, not by our own loop")
     kind: Unit = "bytes" if data.tokenizer is None else "tokens"
-    if isinstance(data, Documents) and data.label_field is not None:
-        return LabelledDataset(folder, part, data.sequence_length, kind)
-    return TextDataset(folder, part, data.sequence_length, kind)
+    is_labelled = isinstance(data, Documents) and data.label_field is not None
+    return TextDataset(folder, part, data.sequence_length, kind, is_labelled=is_labelled)
 
 
 def _shifted(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

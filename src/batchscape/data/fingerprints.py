@@ -35,20 +35,19 @@ def cached_result(path: Path, kind: str, compute: Callable[[], dict[str, Any]]) 
     path = path.resolve()
     name = hashlib.sha256(f"{path}\0{kind}".encode()).hexdigest()[:32]
     cache_file = cache_folder() / "fingerprints" / f"{name}.json"
-    file_identity: dict[str, Any] = {"path": str(path), **file_state(path)}
+    state = file_state(path)
     with suppress(RecordError):  # there is no entry yet, or a torn one: the pass writes it
         entry = read_json(cache_file)
-        if entry.get("file") == file_identity:
+        if entry.get("file") == state:
             result: dict[str, Any] = entry["found"]
             return result
     is_settled = file_age_s(path) > _SETTLED_S
     result = compute()
-    if {"path": str(path), **file_state(path)} != file_identity:
-        msg = f"{path} was changed while it was read; start again when it is complete"
-        raise ConfigError(msg)
+    if file_state(path) != state:
+        raise ConfigError(f"{path} was changed while it was read; start again when it is complete")
     if is_settled:
         with suppress(OSError):  # without an entry the next command makes the pass again
-            write_json(cache_file, {"file": file_identity, "kind": kind, "found": result})
+            write_json(cache_file, {"file": state, "kind": kind, "found": result})
     return result
 
 
@@ -67,10 +66,11 @@ def file_sha256(path: Path, advance: Callable[[int], object] | None = None) -> s
     return str(cached_result(path, "sha256", compute)["sha256"])
 
 
-def file_state(path: Path) -> dict[str, int]:
-    """Return the fields of a file's status that change with its content."""
+def file_state(path: Path) -> dict[str, int | str]:
+    """Return where a file is, and the fields of its status that change with its content."""
     status = path.stat()
     return {
+        "path": str(path),
         "size": status.st_size,
         "mtime_ns": status.st_mtime_ns,
         "ctime_ns": status.st_ctime_ns,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchscape.config import Digits
 from batchscape.data.order import SampleOrder
-from batchscape.data.store import DataArrays, keep
+from batchscape.data.store import PARTS, Arrays, Facts, keep
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 
@@ -33,20 +32,17 @@ def prepare_digits(config: Digits) -> DataIdentity:
     held_out_count = round(len(labels) * config.held_out_pct / 100)
     content = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
 
-    def build() -> DataArrays:
+    def build() -> tuple[dict[str, Arrays], Facts]:
         held_out = np.zeros(len(labels), dtype=bool)
         held_out[SampleOrder(len(labels), 0).indices(np.arange(held_out_count))] = True
-        arrays: dict[str, NDArray[Any]] = {}
-        for part, is_chosen in (("train", ~held_out), ("held_out", held_out)):
-            arrays |= {f"{part}_images": images[is_chosen], f"{part}_labels": labels[is_chosen]}
-        return DataArrays(
-            arrays, {"train": len(labels) - held_out_count, "held_out": held_out_count}
-        )
+        return {
+            part: {"images": images[chosen], "labels": labels[chosen]}
+            for part, chosen in zip(PARTS, (~held_out, held_out), strict=True)
+        }, {}
 
-    stored = keep(
-        config.name, {"files": [("digits", content)], "held_out_images": held_out_count}, build
-    )
-    return stored.identity("class", _CLASSES, features=_PIXELS)
+    manifest = {"files": [("digits", content)], "held_out_images": held_out_count}
+    place, _ = keep(config.name, manifest, build)
+    return DataIdentity(**place, classes=_CLASSES, task="class", features=_PIXELS)
 
 
 def _table() -> NDArray[np.float64]:

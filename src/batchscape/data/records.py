@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from batchscape.data.sources import visible_files
+from batchscape.config import Documents
+from batchscape.data.sources import files_below
 from batchscape.errors import ConfigError
 
 _JSON_SUFFIXES = {".jsonl", ".ndjson", ".json"}
@@ -16,99 +17,80 @@ _BATCH_RECORDS = 1024
 """Records that are read at once."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """One document."""
-
-    text: bytes
-    """In UTF-8."""
-    label: int | str | None
+Label = int | str | None
+Record = tuple[bytes, Label]
+"""The text of a document, in UTF-8, and its class."""
 
 
-class Records:
-    """The records of a file or a folder, in the order of the names of the files."""
+def read_records(
+    files: Iterable[Path], config: Documents, advance: Callable[[int], object]
+) -> Iterator[list[Record]]:
+    """Yield the records of files, some at a time; `advance` takes the bytes of each file."""
+    fields = [field for field in (config.text_field, config.label_field) if field is not None]
+    for file in files:
+        read = _json_rows if file.suffix in _JSON_SUFFIXES else _table_rows
+        number = 0
+        for rows in read(file, fields):
+            yield [
+                _record(row, config, f"{file}, record {number + index}")
+                for index, row in enumerate(rows, start=1)
+            ]
+            number += len(rows)
+        advance(file.stat().st_size)
 
-    def __init__(self, path: str, text_field: str, label_field: str | None) -> None:
-        self._text_field = text_field
-        self._label_field = label_field
-        root = Path(path).expanduser()
-        self._root = root if root.is_dir() else root.parent
-        self.files = _files(root, path)
-        """Files, in their order."""
 
-    def name(self, file: Path) -> str:
-        """Return the name of a file below the folder."""
-        return file.relative_to(self._root).as_posix()
-
-    def batches(self, advance: Callable[[int], object]) -> Iterator[list[Record]]:
-        """Yield the records, some at a time; `advance` takes the bytes of each file."""
-        fields = [field for field in (self._text_field, self._label_field) if field is not None]
-        for file in self.files:
-            read = _READERS[".json" if file.suffix in _JSON_SUFFIXES else file.suffix]
-            number = 0
-            for rows in read(file, fields):
-                yield [
-                    self._record(row, f"{file}, record {number + index}")
-                    for index, row in enumerate(rows, start=1)
-                ]
-                number += len(rows)
-            advance(file.stat().st_size)
-
-    def _record(self, row: dict[str, Any], where: str) -> Record:
-        for setting, field in (("text", self._text_field), ("label", self._label_field)):
-            if field is not None and field not in row:
-                msg = (
-                    f"data.{setting}_field={field}: there is no such field in {where}; it has "
-                    f"{', '.join(row) or 'none'}"
-                )
-                raise ConfigError(msg)
-        text = row[self._text_field]
-        if not isinstance(text, str):
-            msg = (
-                f"data.text_field={self._text_field} must hold a text in every record; {where} "
-                f"holds {text!r:.80}"
+def _record(row: dict[str, Any], config: Documents, where: str) -> Record:
+    value: Any = None
+    for setting, field, kinds, kind in (
+        ("text", config.text_field, str, "a text"),
+        ("label", config.label_field, int | str, "a whole number or a text"),
+    ):
+        if field is None:
+            continue
+        if field not in row:
+            raise ConfigError(
+                f"data.{setting}_field={field}: there is no such field in {where}; it has "
+                f"{', '.join(row) or 'none'}"
             )
-            raise ConfigError(msg)
-        label = None if self._label_field is None else row[self._label_field]
-        if self._label_field is not None and not isinstance(label, int | str):
-            msg = (
-                f"data.label_field={self._label_field} must hold a whole number or a text in every "
-                f"record; {where} holds {label!r:.80}"
+        value = row[field]
+        if not isinstance(value, kinds):
+            raise ConfigError(
+                f"data.{setting}_field={field} must hold {kind} in every record; {where} holds "
+                f"{value!r:.80}"
             )
-            raise ConfigError(msg)
-        # A lone surrogate is valid JSON, but no text.
-        return Record(text.encode(errors="replace"), label)
+    text: str = row[config.text_field]
+    # A lone surrogate is valid JSON, but no text.
+    return text.encode(errors="replace"), None if config.label_field is None else value
 
 
-def _files(root: Path, path: str) -> list[Path]:
-    if root.is_file() and (root.suffix in _JSON_SUFFIXES or root.suffix == ".parquet"):
-        return [root]
+def document_files(path: str) -> dict[str, Path]:
+    """Return the files of a path by their names below it, in the order of the names."""
+    root = Path(path).expanduser()
+    if root.is_file() and root.suffix in {*_JSON_SUFFIXES, ".parquet"}:
+        return {root.name: root}
     if (root / "dataset_dict.json").is_file():
         splits = sorted(inner.name for inner in root.iterdir() if inner.is_dir())
-        msg = f"data.path={path} holds the splits {', '.join(splits)}; give the path of one of them"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"data.path={path} holds the splits {', '.join(splits)}; give the path of one of them"
+        )
     if (root / "state.json").is_file() and (root / "dataset_info.json").is_file():
         # A folder of `Dataset.save_to_disk`: its state lists the data files.
         state = json.loads((root / "state.json").read_bytes())
         if state.get("_indices_data_files"):
-            msg = (
+            raise ConfigError(
                 f"{root} was saved with a list of indices, as old releases of datasets did; load "
                 "and save it again with a newer one"
             )
-            raise ConfigError(msg)
-        return [root / entry["filename"] for entry in state["_data_files"]]
-    files = sorted(
-        (file for file in visible_files(root) if file.suffix in _JSON_SUFFIXES | {".parquet"}),
-        key=lambda file: file.relative_to(root).as_posix(),
-    )
-    if not files:
-        msg = (
+        names = [entry["filename"] for entry in state["_data_files"]]
+    else:
+        names = files_below(root, {*_JSON_SUFFIXES, ".parquet"})
+    if not names:
+        raise ConfigError(
             f"data.path={path}: no documents there; give a file or a folder of files that end in "
             f"one of {' '.join(sorted(_JSON_SUFFIXES))} .parquet, or a folder of "
             "Dataset.save_to_disk"
         )
-        raise ConfigError(msg)
-    return files
+    return {name: root / name for name in names}
 
 
 RowLists = Iterator[list[dict[str, Any]]]
@@ -125,11 +107,10 @@ def _json_rows(file: Path, _fields: Sequence[str]) -> RowLists:
             except ValueError as error:
                 row = error
             if not isinstance(row, dict):
-                msg = (
+                raise ConfigError(
                     f"{file}, line {number} is not a JSON object ({line.strip()[:40]!r}); JSON "
                     "Lines holds one object a line"
                 )
-                raise ConfigError(msg)
             rows.append(row)
             if len(rows) == _BATCH_RECORDS:
                 yield rows
@@ -137,41 +118,31 @@ def _json_rows(file: Path, _fields: Sequence[str]) -> RowLists:
     yield rows
 
 
-def _parquet_rows(file: Path, fields: Sequence[str]) -> RowLists:
+def _table_rows(file: Path, fields: Sequence[str]) -> RowLists:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
+    is_arrow = file.suffix == ".arrow"
     try:
-        with ParquetFile(file) as table:
-            names = table.schema_arrow.names
+        with ExitStack() as files:
+            if is_arrow:
+                source = files.enter_context(pyarrow.memory_map(str(file)))
+                stream = files.enter_context(pyarrow.ipc.open_stream(source))
+                names = stream.schema.names
+            else:
+                table = files.enter_context(ParquetFile(file))
+                names = table.schema_arrow.names
             # Without one of the fields all columns are read, for `_record` to list them.
             columns = list(fields) if set(fields) <= set(names) else names
-            for batch in table.iter_batches(batch_size=_BATCH_RECORDS, columns=columns):
-                yield batch.to_pylist()
+            batches = (
+                (batch.select(columns) for batch in stream)
+                if is_arrow
+                else table.iter_batches(batch_size=_BATCH_RECORDS, columns=columns)
+            )
+            for batch in batches:
+                for start in range(0, len(batch), _BATCH_RECORDS):
+                    yield batch.slice(start, _BATCH_RECORDS).to_pylist()
     except (pyarrow.ArrowInvalid, OSError) as error:
-        msg = f"{file} cannot be read as Parquet: {error}"
-        raise ConfigError(msg) from None
-
-
-def _arrow_rows(file: Path, fields: Sequence[str]) -> RowLists:
-    import pyarrow
-
-    try:
-        with pyarrow.memory_map(str(file)) as source, pyarrow.ipc.open_stream(source) as stream:
-            present_fields = [field for field in fields if field in stream.schema.names]
-            for batch in stream:
-                chosen = (
-                    batch.select(present_fields) if len(present_fields) == len(fields) else batch
-                )
-                for start in range(0, len(chosen), _BATCH_RECORDS):
-                    yield chosen.slice(start, _BATCH_RECORDS).to_pylist()
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        msg = f"{file} cannot be read as Arrow: {error}"
-        raise ConfigError(msg) from None
-
-
-_READERS: dict[str, Callable[[Path, Sequence[str]], RowLists]] = {
-    ".json": _json_rows,
-    ".parquet": _parquet_rows,
-    ".arrow": _arrow_rows,
-}
+        raise ConfigError(
+            f"{file} cannot be read as {'Arrow' if is_arrow else 'Parquet'}: {error}"
+        ) from None

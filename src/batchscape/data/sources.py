@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import numpy as np
@@ -44,18 +44,11 @@ def text_sources(config: TextFiles) -> Iterator[tuple[str, bytes, str]]:
     """Yield (name, content, part) of each source file, in a fixed order."""
     if config.path is None:
         root = Path(sysconfig.get_path("stdlib"))
-        paths = []
-        # Skipped folders are not walked: installed packages are many times the library.
-        for folder, subfolders, files in os.walk(root):
-            subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
-            paths += [Path(folder, name) for name in files if name.endswith(".py")]
-        if not paths:
-            msg = f"data=stdlib: no Python source in {root}; use data=text data.path=..."
-            raise ConfigError(msg)
+        names = files_below(root, {".py"}, _SKIPPED_FOLDERS)
+        nothing = f"data=stdlib: no Python source in {root}; use data=text data.path=..."
+    elif "\0" in config.path:
+        raise ConfigError(f"data.path must name a file or a folder; given {config.path!r}")
     else:
-        if "\0" in config.path:
-            msg = f"data.path must name a file or a folder; given {config.path!r}"
-            raise ConfigError(msg)
         root = Path(config.path).expanduser()
         if root.is_file():
             content = root.read_bytes()
@@ -63,35 +56,40 @@ def text_sources(config: TextFiles) -> Iterator[tuple[str, bytes, str]]:
             yield root.name, content[:end], "train"
             yield root.name, content[end:], "held_out"
             return
-        paths = [path for path in visible_files(root) if path.suffix in _TEXT_SUFFIXES]
-        if not paths:
-            msg = (
-                f"data.path={config.path}: no text there; give a file, or a folder with files "
-                f"that end in one of {' '.join(sorted(_TEXT_SUFFIXES))} (hidden ones and sweep "
-                "folders are not read)"
-            )
-            raise ConfigError(msg)
-    if len(paths) < 2:
-        msg = f"a folder with {len(paths)} text file cannot be split by file; give the file itself"
-        raise ConfigError(msg)
-    names = sorted(path.relative_to(root).as_posix() for path in paths)
+        names = files_below(root, _TEXT_SUFFIXES)
+        nothing = (
+            f"data.path={config.path}: no text there; give a file, or a folder with files that end "
+            f"in one of {' '.join(sorted(_TEXT_SUFFIXES))} (hidden ones and sweep folders are not "
+            "read)"
+        )
+    if not names:
+        raise ConfigError(nothing)
+    if len(names) < 2:
+        raise ConfigError(
+            f"a folder with {len(names)} text file cannot be split by file; give the file itself"
+        )
     draws = np.array([draw(name.encode()) for name in names])
     for name, held_out in zip(names, choose(draws, config.held_out_pct), strict=True):
         yield name, (root / name).read_bytes(), "held_out" if held_out else "train"
 
 
-def visible_files(root: Path) -> Iterator[Path]:
-    """Find the files below a folder, but nothing hidden and no sweep folder.
+def files_below(root: Path, suffixes: Set[str], skipped: Set[str] = frozenset()) -> list[str]:
+    """Return the sorted names of the files below a folder, but nothing hidden and no sweep folder.
 
     A sweep folder among the data would change them, and so the names of the next sweep's runs.
+    Skipped folders are not walked: installed packages are many times the standard library.
     """
-    for name, folders, files in os.walk(root):
-        folder = Path(name)
+    names = []
+    for walked, folders, files in os.walk(root):
+        folder = Path(walked)
         sweep = SweepFolder(folder)
         if sweep.runs.is_dir() and sweep.plan.is_file():
             folders.clear()
             continue
-        folders[:] = [inner for inner in folders if not inner.startswith(".")]
-        for path in (folder / file for file in files if not file.startswith(".")):
-            if path.is_file():
-                yield path
+        folders[:] = [name for name in folders if name[0] != "." and name not in skipped]
+        names += [
+            (folder / name).relative_to(root).as_posix()
+            for name in files
+            if name[0] != "." and Path(name).suffix in suffixes and (folder / name).is_file()
+        ]
+    return sorted(names)

@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,56 +22,15 @@ from numpy.typing import NDArray
 from batchscape.data.fingerprints import cache_folder, file_sha256
 from batchscape.errors import BatchscapeError, ConfigError, RecordError
 from batchscape.record.files import read_json, sha256_of, write_json
-from batchscape.record.spec import DataIdentity
 
 PARTS = ("train", "held_out")
 Arrays = dict[str, NDArray[Any]]
+"""Arrays of one part, by name; the last one has an entry a sample."""
+Facts = dict[str, Any]
+"""What else the source shows, such as the size of a vocabulary."""
 
 _FORMAT = 1
 """Version of the prepared arrays; part of the manifest hash."""
-
-
-@dataclass(frozen=True)
-class DataArrays:
-    """Arrays of one preparation."""
-
-    arrays: Mapping[str, NDArray[Any]]
-    """By name; `<part>_...` for each part."""
-    samples: Mapping[str, int]
-    """In each part."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else the source shows, such as the size of a vocabulary."""
-
-
-@dataclass(frozen=True)
-class StoredData:
-    """Prepared data in the cache."""
-
-    manifest_hash: str
-    folder: str
-    train_samples: int
-    held_out_samples: int
-    facts: Mapping[str, Any]
-
-    def identity(
-        self,
-        task: str,
-        classes: int,
-        *,
-        features: int | None = None,
-        vocabulary: int | None = None,
-    ) -> DataIdentity:
-        """Return the identity of the data, with the kinds of its labels and inputs."""
-        return DataIdentity(
-            self.manifest_hash,
-            self.folder,
-            self.train_samples,
-            self.held_out_samples,
-            classes,
-            task,
-            features,
-            vocabulary,
-        )
 
 
 def manifest_hash(manifest: Mapping[str, Any]) -> str:
@@ -81,15 +39,23 @@ def manifest_hash(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical).hexdigest()[:16]
 
 
-def keep(name: str, manifest: Mapping[str, Any], build: Callable[[], DataArrays]) -> StoredData:
-    """Return the prepared data of a manifest; build them where they are not there, or damaged."""
+def keep(
+    name: str, manifest: Mapping[str, Any], build: Callable[[], tuple[dict[str, Arrays], Facts]]
+) -> tuple[dict[str, Any], Facts]:
+    """Build the prepared data of a manifest where they are not there, or damaged.
+
+    Returns
+    -------
+    tuple
+        The fields of `DataIdentity` that say what and where they are, and what the source shows.
+    """
     digest = manifest_hash(manifest)
     folder = cache_folder() / f"{name}-{digest}"
     content = _read_verified(folder)
     if content is None:
-        content = _store(name, folder, manifest, build())
-    samples = content["samples"]
-    return StoredData(digest, str(folder), samples["train"], samples["held_out"], content["facts"])
+        content = _store(name, folder, manifest, *build())
+    samples = {f"{part}_samples": number for part, number in content["samples"].items()}
+    return {"manifest_hash": digest, "folder": str(folder), **samples}, content["facts"]
 
 
 def load_array(folder: Path, name: str) -> NDArray[Any]:
@@ -98,8 +64,9 @@ def load_array(folder: Path, name: str) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        msg = f"the prepared data {path} cannot be read ({error}); the same command makes it anew"
-        raise RecordError(msg) from None
+        raise RecordError(
+            f"the prepared data {path} cannot be read ({error}); the same command makes it anew"
+        ) from None
     return array
 
 
@@ -116,22 +83,21 @@ def _read_verified(folder: Path) -> dict[str, Any] | None:
 
 
 def _store(
-    name: str, folder: Path, manifest: Mapping[str, Any], data: DataArrays
+    name: str,
+    folder: Path,
+    manifest: Mapping[str, Any],
+    parts: Mapping[str, Arrays],
+    facts: Facts,
 ) -> dict[str, Any]:
     """Write the arrays into a folder that appears at once."""
-    for part in PARTS:
-        if data.samples[part] == 0:
-            msg = (
+    samples = {part: len([*arrays.values()][-1]) for part, arrays in parts.items()}
+    for part, number in samples.items():
+        if number == 0:
+            raise ConfigError(
                 f"data={name}: the {part} part holds no sample; give more data, another "
                 "data.held_out_pct, or a smaller data.sequence_length where there is one"
             )
-            raise ConfigError(msg)
-    content = {
-        **manifest,
-        "format": _FORMAT,
-        "samples": dict(data.samples),
-        "facts": dict(data.facts),
-    }
+    content = {**manifest, "format": _FORMAT, "samples": samples, "facts": facts}
     if folder.is_dir():
         shutil.rmtree(folder)
     try:
@@ -139,8 +105,9 @@ def _store(
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
             arrays = Path(temporary) / "arrays"
             arrays.mkdir()
-            for array_name, array in data.arrays.items():
-                np.save(arrays / f"{array_name}.npy", array, allow_pickle=False)
+            for part, of_part in parts.items():
+                for kind, array in of_part.items():
+                    np.save(arrays / f"{part}_{kind}.npy", array, allow_pickle=False)
             files = sorted(path.name for path in arrays.iterdir())
             content["arrays"] = {file: sha256_of(arrays / file) for file in files}
             write_json(arrays / "manifest.json", content)
@@ -148,6 +115,7 @@ def _store(
                 arrays.rename(folder)
     except OSError as error:
         if not (folder / "manifest.json").exists():
-            msg = f"prepared data cannot be written to {folder}: {error}; XDG_CACHE_HOME moves it"
-            raise BatchscapeError(msg) from None
+            raise BatchscapeError(
+                f"prepared data cannot be written to {folder}: {error}; XDG_CACHE_HOME moves it"
+            ) from None
     return content

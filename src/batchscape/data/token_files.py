@@ -17,7 +17,7 @@ import json
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,15 @@ _JUDGED_TOKENS = 1024
 """Tokens needed at least to judge that they have another type."""
 _JUDGED_ZEROS = 128
 """Tokens needed at least to judge that the upper part of each is 0."""
-NO_VOCABULARY = 2**20
+_NO_VOCABULARY = 2**20
 """No vocabulary is as large: a larger token is two of 16 bits, read as one of 32."""
+_UNLIKELY_TOKENS = {"uint16": 65_000, "uint32": _NO_VOCABULARY}
+"""Tokens this large are unlikely in their type: probably they are numbers of another type."""
 
 
 @dataclass(frozen=True)
 class TokenFile:
-    """Where the tokens of a file lie."""
+    """Tokens of a file, all of them or those of one part."""
 
     path: Path
     dtype: str
@@ -66,6 +68,16 @@ class TokenFile:
     tokens: int
     raw: bool
     """Whether there is no header, so that the values alone tell the type."""
+
+    def samples(self, sequence_length: int) -> int:
+        """Return how many full samples lie in it."""
+        return max(0, (self.tokens - 1) // sequence_length)
+
+    def split(self, boundary: int) -> tuple[TokenFile, TokenFile]:
+        """Return the tokens before a boundary, and those from it on."""
+        offset = self.offset + boundary * np.dtype(self.dtype).itemsize
+        rest = replace(self, offset=offset, tokens=self.tokens - boundary)
+        return replace(self, tokens=boundary), rest
 
     def map(self) -> NDArray[Any]:
         """Map the tokens into memory."""
@@ -95,78 +107,83 @@ def recognise(path: Path) -> TokenFile:
         with suppress(OSError, ValueError):
             index = json.loads(path.with_name("index.json").read_bytes())
     if isinstance(index, dict) and "chunks" in index:
-        msg = (
+        raise ConfigError(
             f"{path} is a chunk of litdata, as the index.json beside it says, and this layout is "
             f"not read. {_WRITE}"
         )
-        raise ConfigError(msg)
     for magic, format_name in _OTHER_FORMATS.items():
         if head.startswith(magic):
-            msg = f"{path} does not hold plain tokens: it is {format_name}"
-            raise ConfigError(msg)
-    if head.startswith(_LITGPT_MAGIC):
-        return _read_litgpt_header(path, head, size)
-    if len(head) >= 12 and int.from_bytes(head[:4], "little") in _LLMC_DTYPES:
-        magic, _, tokens = struct.unpack_from("<3i", head)
-        return _check_size(path, _LLMC_DTYPES[magic], _LLMC_BYTES, tokens, size)
+            raise ConfigError(f"{path} does not hold plain tokens: it is {format_name}")
+    if (layout := _layout_in_header(path, head)) is not None:
+        dtype, offset, tokens = layout
+        expected_bytes = offset + tokens * np.dtype(dtype).itemsize
+        if tokens < 1 or size != expected_bytes:
+            raise ConfigError(
+                f"{path} has {size} bytes, but {tokens} {dtype} tokens, as its header says, and "
+                f"the header make {expected_bytes}; it is not complete, or was written by another "
+                "program"
+            )
+        return TokenFile(path, dtype, offset, tokens, raw=False)
     if size % 2 or size == 0:
-        msg = (
+        raise ConfigError(
             f"{path} has {size} bytes, which is not a whole number of uint16 tokens of 2 bytes "
             "each; is it complete?"
         )
-        raise ConfigError(msg)
     begin = np.fromfile(path, "<u2", _BLOCK // 2)
     width = 4 if size % 4 == 0 and _numbers_per_token(begin) == 2 else 2
     dtype = "uint16" if width == 2 else "uint32"
     return TokenFile(path, dtype, 0, size // width, raw=True)
 
 
-def scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
-    """Hash a file and find its tokens' range, in one pass whose result is cached."""
+def scan(
+    file: TokenFile, vocabulary_size: int | None, advance: Callable[[int], object]
+) -> ScannedFile:
+    """Hash a file and find its tokens' range, in one pass whose result is cached.
 
-    def find() -> dict[str, Any]:
-        return asdict(_scan_blocks(file, advance))
-
+    Raises
+    ------
+    ConfigError
+        If the values are no tokens, or unlikely for the type that they are read as.
+    """
     kind = f"tokens {file.dtype} from {file.offset}"
-    scanned = ScannedFile(**cached_result(file.path, kind, find))
+    figures = cached_result(file.path, kind, lambda: _scan_blocks(file, advance))
+    scanned = ScannedFile(**figures)
     if scanned.smallest < 0:
-        msg = f"{file.path} holds the token {scanned.smallest}; tokens are 0 or above"
-        raise ConfigError(msg)
+        raise ConfigError(f"{file.path} holds the token {scanned.smallest}; tokens are 0 or above")
     if file.raw and np.dtype(file.dtype).itemsize * scanned.merged == 8:
-        msg = (
+        raise ConfigError(
             f"{file.path} looks like int64, numpy's default: read as {file.dtype}, each token is "
             f"{scanned.merged} numbers, of which the upper ones are 0. {_WRITE}"
         )
-        raise ConfigError(msg)
+    if vocabulary_size is None and file.raw and scanned.largest >= _UNLIKELY_TOKENS[file.dtype]:
+        raise ConfigError(
+            f"{file.path}, read as {file.dtype}, holds the token {scanned.largest}, which is large "
+            "for a vocabulary: the file may hold floats, big-endian numbers or tokens of another "
+            "type. If these are tokens, give data.vocabulary_size, above all of them; else write "
+            "all files as little-endian uint16, or all as uint32"
+        )
     return scanned
 
 
-def _read_litgpt_header(path: Path, head: bytes, size: int) -> TokenFile:
+def _layout_in_header(path: Path, head: bytes) -> tuple[str, int, int] | None:
+    """Return type, bytes of the header and tokens as a header says them; None without one."""
+    if len(head) >= 12 and int.from_bytes(head[:4], "little") in _LLMC_DTYPES:
+        magic, _, tokens = struct.unpack_from("<3i", head)
+        return _LLMC_DTYPES[magic], _LLMC_BYTES, tokens
+    if not head.startswith(_LITGPT_MAGIC):
+        return None
     if len(head) < _LITGPT_HEADER.size:
-        msg = f"{path} ends within its LitGPT header; it is not complete"
-        raise ConfigError(msg)
+        raise ConfigError(f"{path} ends within its LitGPT header; it is not complete")
     _, version, code, tokens = _LITGPT_HEADER.unpack_from(head)
     if version != 1 or code not in _LITGPT_DTYPES:
-        msg = (
+        raise ConfigError(
             f"{path} has a LitGPT header of version {version} and type code {code}; known are "
             f"version 1 and the codes of integers, {', '.join(map(str, _LITGPT_DTYPES))}"
         )
-        raise ConfigError(msg)
-    return _check_size(path, _LITGPT_DTYPES[code], _LITGPT_HEADER.size, tokens, size)
+    return _LITGPT_DTYPES[code], _LITGPT_HEADER.size, tokens
 
 
-def _check_size(path: Path, dtype: str, offset: int, tokens: int, size: int) -> TokenFile:
-    expected_bytes = offset + tokens * np.dtype(dtype).itemsize
-    if tokens < 1 or size != expected_bytes:
-        msg = (
-            f"{path} has {size} bytes, but {tokens} {dtype} tokens, as its header says, and the "
-            f"header make {expected_bytes}; it is not complete, or was written by another program"
-        )
-        raise ConfigError(msg)
-    return TokenFile(path, dtype, offset, tokens, raw=False)
-
-
-def _scan_blocks(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
+def _scan_blocks(file: TokenFile, advance: Callable[[int], object]) -> dict[str, Any]:
     digest = hashlib.sha256()
     smallest, largest = np.iinfo(np.int64).max, np.iinfo(np.int64).min
     dtype = np.dtype(file.dtype).newbyteorder("<")
@@ -180,7 +197,12 @@ def _scan_blocks(file: TokenFile, advance: Callable[[int], object]) -> ScannedFi
             largest = max(largest, int(tokens.max()))
             merged = _numbers_per_token(tokens) if merged is None else merged
             advance(len(block))
-    return ScannedFile(digest.hexdigest(), smallest, largest, merged or 1)
+    return {
+        "sha256": digest.hexdigest(),
+        "smallest": smallest,
+        "largest": largest,
+        "merged": merged or 1,
+    }
 
 
 def _numbers_per_token(tokens: NDArray[Any]) -> int:
@@ -190,7 +212,7 @@ def _numbers_per_token(tokens: NDArray[Any]) -> int:
     """
     if len(tokens) < _JUDGED_ZEROS or not tokens[::2].any():
         return 1
-    upper_limit = NO_VOCABULARY >> 16
+    upper_limit = _NO_VOCABULARY >> 16
     if tokens.dtype.itemsize == 4:
         return 1 if tokens[1::2].any() else 2
     if tokens.dtype.itemsize != 2:

@@ -111,8 +111,7 @@ def build_model(config: RunConfig, data: DataIdentity, precision: str) -> LossMo
 def _build(config: RunConfig, data: DataIdentity) -> nn.Module:
     model = config.model
     if isinstance(model, ExternalModel):
-        msg = "model=external is built by a program, not by our own loop"
-        raise AssertionError(msg)
+        raise AssertionError("model=external is built by a program, not by our own loop")
     if isinstance(model, CustomModel):
         return build_custom(model, data)
     check_classes(model.name, data)
@@ -121,22 +120,19 @@ def _build(config: RunConfig, data: DataIdentity) -> nn.Module:
     if isinstance(model, Mlp):
         if data.features is None:
             other = "model=hf" if data.task == "class" else "a language model, such as gpt_nano"
-            msg = (
+            raise ConfigError(
                 "model=mlp needs samples that are vectors; these data are sequences of tokens: use "
                 f"{other}, or a model of your own"
             )
-            raise ConfigError(msg)
         return MlpModel(model, data.features, data.classes)
     if data.features is not None or data.task == "class":
         kind = "vectors" if data.features is not None else "classes"
-        msg = (
+        raise ConfigError(
             f"model={model.name} predicts the next token of a sequence, and these data have "
             f"{kind}; use model=mlp for vectors, model=hf for classes of sequences"
         )
-        raise ConfigError(msg)
     if config.sequence_length is None:
-        msg = f"model={model.name} needs data.sequence_length, the tokens of a sample"
-        raise ConfigError(msg)
+        raise ConfigError(f"model={model.name} needs data.sequence_length, the tokens of a sample")
     rows = vocabulary_size(model, data)
     if isinstance(model, Gpt):
         return GptModel(model, rows, config.sequence_length)
@@ -146,12 +142,11 @@ def _build(config: RunConfig, data: DataIdentity) -> nn.Module:
 def _cross_entropy_sum(outputs: Tensor, labels: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.shape[:-1] != labels.shape:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        msg = (
+        raise ConfigError(
             "the default loss needs outputs of the shape of the labels with one dimension more, "
             f"the classes; got {shape} for labels of {tuple(labels.shape)}; give the model a "
             "method loss_sum(outputs, labels), or data that fit it"
         )
-        raise ConfigError(msg)
     flat = outputs.flatten(0, -2)
     # Autocast gives logits of half the width; their exponentials are summed in float32.
     if flat.dtype in {torch.bfloat16, torch.float16}:
@@ -169,5 +164,4 @@ def _largest_is_label(outputs: Tensor, labels: Tensor) -> Tensor:
 def _check_scalar(name: str, value: object) -> None:
     if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        msg = f"the model's {name} must return a scalar tensor; it returned {got}"
-        raise ConfigError(msg)
+        raise ConfigError(f"the model's {name} must return a scalar tensor; it returned {got}")

@@ -20,24 +20,21 @@ def checkpoint_activations(module: nn.Module) -> None:
     """
     blocks = blocks_of(module)
     if not blocks:
-        msg = (
+        raise ConfigError(
             "engine.activation_checkpointing recomputes block by block, and this model keeps no "
             "blocks in an nn.ModuleList; set it to false, or keep them in one"
         )
-        raise ConfigError(msg)
     for block in blocks:
         # An attribute of the instance: a wrapper would change the names of its parameters.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model: the children of its outermost `nn.ModuleList`s."""
-    return [block for blocks in _outermost_lists(module) for block in blocks]
+    """Return the blocks of a model: the children of its outermost `nn.ModuleList`s.
 
-
-def _outermost_lists(module: nn.Module) -> list[nn.ModuleList]:
-    """Return the lists of blocks that are in no other list and have a trained parameter."""
+    A list without a trained parameter holds no blocks.
+    """
     if isinstance(module, nn.ModuleList):
-        trained = any(parameter.requires_grad for parameter in module.parameters())
-        return [module] if trained else []
-    return [blocks for child in module.children() for blocks in _outermost_lists(child)]
+        is_trained = any(parameter.requires_grad for parameter in module.parameters())
+        return list(module) if is_trained else []
+    return [block for child in module.children() for block in blocks_of(child)]

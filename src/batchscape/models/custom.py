@@ -40,22 +40,20 @@ def build_custom(config: CustomModel, data: DataIdentity) -> nn.Module:
     model = call_by_path(config.target, config.arguments, optional_arguments={"data": data})
     where = f"_target_={config.target}"
     if not isinstance(model, nn.Module):
-        msg = f"{where} must return a torch.nn.Module; it returned {type(model).__name__}"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{where} must return a torch.nn.Module; it returned {type(model).__name__}"
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        msg = f"{where} returned a module without parameters to train"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where} returned a module without parameters to train")
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if tensor.device.type != "cpu":
-            msg = (
+            raise ConfigError(
                 f"{where} must build its module on the CPU, where every geometry draws the same "
                 f"numbers; {name} is on {tensor.device}"
             )
-            raise ConfigError(msg)
         if isinstance(tensor, nn.Parameter) and tensor.dtype != torch.float32:
-            msg = (
+            raise ConfigError(
                 f"{where} must have float32 parameters, engine.precision decides the arithmetic; "
                 f"{name} is {str(tensor.dtype).removeprefix('torch.')}"
             )
-            raise ConfigError(msg)
     return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,6 @@ _DECIDED_ELSEWHERE = {
 _PROBE_TOKENS = 4
 
 
-@dataclass(frozen=True)
-class _Vocabulary:
-    rows: int
-    padding: int | None
-    """Token that fills short sequences; None where nothing needs one."""
-
-
 class HuggingFaceModel(nn.Module):
     """Token ids of shape (samples, length) to logits, for the next token or for a class."""
 
@@ -56,13 +49,12 @@ class HuggingFaceModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits of shape (samples, length, vocabulary) or (samples, classes)."""
-        if self.padding is None:
-            logits: Tensor = self.network(input_ids=tokens).logits
-        else:
+        inputs = {"input_ids": tokens}
+        if self.padding is not None:
             real = tokens >= 0
-            logits = self.network(
-                input_ids=torch.where(real, tokens, self.padding), attention_mask=real.long()
-            ).logits
+            padded = torch.where(real, tokens, self.padding)
+            inputs = {"input_ids": padded, "attention_mask": real.long()}
+        logits: Tensor = self.network(**inputs).logits
         return logits
 
 
@@ -77,28 +69,27 @@ def build_hugging_face(
     try:
         from batchscape.models.offline_transformers import library as transformers
     except ImportError as error:
-        msg = f"model=hf needs transformers: pip install 'batchscape[hf]' ({error})"
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            f"model=hf needs transformers: pip install 'batchscape[hf]' ({error})"
+        ) from None
     classifies = data.task == "class"
     if data.features is not None or data.task not in {"next_token", "class"}:
         content = "vectors" if data.features is not None else f"the task {data.task}"
-        msg = (
+        raise ConfigError(
             "model=hf takes sequences of tokens, to predict the next one or a class; data has "
             f"{content}: use model=mlp, or data of tokens such as data=documents"
         )
-        raise ConfigError(msg)
     try:
         library_config = _read_config(transformers, config)
     except ConfigError:
         raise
     except Exception as error:  # each model checks its configuration with errors of its own
-        msg = f"transformers cannot read this model configuration: {error}"
-        raise ConfigError(msg) from error
-    vocabulary = _vocabulary(config, library_config, data, pads=classifies)
+        raise ConfigError(f"transformers cannot read this model configuration: {error}") from error
+    rows, padding = _rows_and_padding(config, library_config, data, pads=classifies)
     if config.path is None:
-        library_config.vocab_size = vocabulary.rows
+        library_config.vocab_size = rows
     if "pad_token_id" not in config.settings:
-        library_config.pad_token_id = vocabulary.padding
+        library_config.pad_token_id = padding
     library_config.use_cache = False
     if classifies:
         library_config.num_labels = data.classes
@@ -107,13 +98,12 @@ def build_hugging_face(
         name = library_config.attribute_map.get(
             "max_position_embeddings", "max_position_embeddings"
         )
-        msg = (
+        raise ConfigError(
             f"data.sequence_length may be at most the positions of the model, {name}={positions}; "
             f"given {sequence_length}"
         )
-        raise ConfigError(msg)
     network = _network(transformers, config, library_config, classifies=classifies)
-    model = HuggingFaceModel(network, vocabulary.padding if classifies else None)
+    model = HuggingFaceModel(network, padding if classifies else None)
     if not classifies:
         _check_causal(model, library_config)
     return model
@@ -140,43 +130,39 @@ def _read_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN40
     settings = dict(config.settings)
     for name, decider in _DECIDED_ELSEWHERE.items():
         if name in settings:
-            msg = f"model.settings.{name} is decided by {decider}; leave it out"
-            raise ConfigError(msg)
-    model_type = settings.pop("model_type", None)
-    if config.path is None:
-        known_types = list(transformers.CONFIG_MAPPING)
-        if model_type not in known_types:
-            msg = f"model.settings.model_type={model_type!r} is unknown to transformers"
-            raise ConfigError(msg + did_you_mean(near_names(str(model_type), known_types, 3)))
-        _check_settings(settings, transformers.AutoConfig.for_model(model_type), model_type)
-        # By default the class has special tokens of a vocabulary that is not in use.
-        special_tokens = {"bos_token_id": None, "eos_token_id": None}
-        return transformers.AutoConfig.for_model(model_type, **{**special_tokens, **settings})
-    folder = Path(config.path)
-    config_file(folder)  # refuses a folder without one
-    library_config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    _check_settings(settings, library_config, library_config.model_type)
-    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
-
-
-def _check_settings(settings: dict[str, Any], library_config: Any, model_type: str) -> None:  # noqa: ANN401
-    """Refuse settings that the library would take without an error and never read."""
+            raise ConfigError(f"model.settings.{name} is decided by {decider}; leave it out")
+    model_type, known_types = settings.pop("model_type", None), list(transformers.CONFIG_MAPPING)
+    if config.path is not None:
+        folder = Path(config.path)
+        config_file(folder)  # refuses a folder without one
+        read = partial(transformers.AutoConfig.from_pretrained, folder, local_files_only=True)
+    elif model_type in known_types:
+        read = partial(transformers.AutoConfig.for_model, model_type)
+    else:
+        msg = f"model.settings.model_type={model_type!r} is unknown to transformers"
+        raise ConfigError(msg + did_you_mean(near_names(str(model_type), known_types, 3)))
+    library_config = read()
+    # The library would take other settings without an error and never read them.
     setting_names = {*type(library_config)().to_dict(), *library_config.attribute_map}
     setting_names -= _DECIDED_ELSEWHERE.keys()
     for name in settings:
         if name not in setting_names:
-            msg = f"model.settings.{name} is no setting of {model_type}"
+            msg = f"model.settings.{name} is no setting of {library_config.model_type}"
             raise ConfigError(msg + suggest(name, sorted(setting_names)))
+    if config.path is None:
+        # By default the class has special tokens of a vocabulary that is not in use.
+        settings = {"bos_token_id": None, "eos_token_id": None, **settings}
+    return read(**settings)
 
 
-def _vocabulary(
+def _rows_and_padding(
     config: Transformers,
     library_config: Any,  # noqa: ANN401
     data: DataIdentity,
     *,
     pads: bool,
-) -> _Vocabulary:
-    """Settle the rows of the embedding, and the token that pads."""
+) -> tuple[int, int | None]:
+    """Settle the rows of the embedding, and the token that pads; None where nothing needs one."""
     data_rows = data_vocabulary(data)
     has_size = config.path is not None or "vocab_size" in config.settings
     # A row more, for a padding token that no real token equals.
@@ -192,12 +178,11 @@ def _vocabulary(
             # one, an earlier token, which is the same in every batch.
             padding = library_config.eos_token_id
     if pads and not (isinstance(padding, int) and 0 <= padding < rows):
-        msg = (
+        raise ConfigError(
             f"a classifier of sequences needs a token that pads: give model.settings.pad_token_id "
             f"below vocab_size={rows}, or a vocab_size above the data's vocabulary, {data_rows}"
         )
-        raise ConfigError(msg)
-    return _Vocabulary(rows, padding)
+    return rows, padding
 
 
 def _network(
@@ -210,16 +195,16 @@ def _network(
     """Build the network, with random parameters or those of the folder."""
     class_name = "AutoModelForSequenceClassification" if classifies else "AutoModelForCausalLM"
     if library_config.is_encoder_decoder:
-        msg = (
+        raise ConfigError(
             f"model=hf cannot train {library_config.model_type}, an encoder with a decoder; use a "
             f"model that is one of the two, such as {'bert' if classifies else 'gpt2'}"
         )
-        raise ConfigError(msg)
     options = {"attn_implementation": "sdpa", "dtype": torch.float32}
     loading_info: dict[str, Any] = {}
+    if config.pretrained and config.path is not None:
+        weight_files(Path(config.path))  # refuses a folder without them
     try:
-        if config.pretrained and config.path is not None:
-            weight_files(Path(config.path))
+        if config.pretrained:
             network, loading_info = getattr(transformers, class_name).from_pretrained(
                 config.path,
                 config=library_config,
@@ -230,11 +215,10 @@ def _network(
             )
         else:
             network = getattr(transformers, class_name).from_config(library_config, **options)
-    except ConfigError:
-        raise
     except Exception as error:  # each model refuses its configuration with errors of its own
-        msg = f"transformers cannot build this {library_config.model_type} ({class_name}): {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(
+            f"transformers cannot build this {library_config.model_type} ({class_name}): {error}"
+        ) from error
     body_prefix = f"{network.base_model_prefix}."
     # Only the head of a classifier may be new: no body with random parts passes for pretrained.
     missing_parameters = [
@@ -243,12 +227,9 @@ def _network(
         if not classifies or n.startswith(body_prefix)
     ]
     if missing_parameters:
-        count, names = (
-            count_text(len(missing_parameters), "parameter"),
-            list_text(sorted(missing_parameters), "and", 3),
-        )
-        msg = f"the weights in {config.path} lack {count}: {names}"
-        raise ConfigError(msg)
+        count = count_text(len(missing_parameters), "parameter")
+        names = list_text(sorted(missing_parameters), "and", 3)
+        raise ConfigError(f"the weights in {config.path} lack {count}: {names}")
     trained: nn.Module = network.train()
     return trained
 
@@ -264,8 +245,7 @@ def _check_causal(model: HuggingFaceModel, library_config: Any) -> None:  # noqa
     if first_logits.is_meta or type(first_logits) is not Tensor:
         return  # tensors without numbers: the training itself will check the model
     if not torch.allclose(first_logits, second_logits, rtol=1e-4, atol=1e-5):
-        msg = (
+        raise ConfigError(
             f"this {library_config.model_type} sees later tokens, so it cannot learn to predict "
             "them; use a causal model (for some encoders: model.settings.is_decoder=true)"
         )
-        raise ConfigError(msg)

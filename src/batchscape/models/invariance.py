@@ -62,26 +62,27 @@ def why_not_invariant(
     reasons = _reasons_of_layers(module)
     # A compiled module is called as it was written: these shapes are not the training's.
     forward = forward or module.forward
-    inputs, labels = batch
-    half = len(inputs) // 2
-    first, second = (inputs[:half], labels[:half]), (inputs[half:], labels[half:])
-    doubled = (torch.cat([first[0]] * 2), torch.cat([first[1]] * 2))
-    with torch.no_grad(), _without_tf32(), undisturbed(module) as buffers, _without_dropout(module):
-        half_losses = [_loss(forward, *part) for part in (first, second)]
-        whole_loss, repeated_loss = (_loss(forward, inputs, labels) for _ in range(2))
-        ratio = _loss(forward, *doubled) / half_losses[0] if half_losses[0] else math.nan
+    half = len(batch[0]) // 2
+    first, second = (
+        [tensor[part] for tensor in batch] for part in (slice(half), slice(half, None))
+    )
+    doubled = [torch.cat([tensor] * 2) for tensor in first]
+    with torch.no_grad(), undisturbed(module) as buffers, _without_noise(module):
+        *half_losses, whole_loss, repeated_loss = (
+            float(forward(*part)[0]) for part in (first, second, batch, batch)
+        )
+        ratio = float(forward(*doubled)[0]) / half_losses[0] if half_losses[0] else math.nan
         for buffer in buffers:
             is_reported = isinstance(buffer.owner, _NORMALISATION_LAYERS) and buffer.owner.training
             if not is_reported and buffer.has_changed():
                 reasons.append(f"buffers change in forward: {buffer.full_name}")
                 break
     if abs(ratio - 1) < _MEAN_TOLERANCE:
-        msg = (
+        raise ConfigError(
             "the model's loss is a mean: doubling the samples does not double it. It must be the "
             "sum over the labels that bear a loss, which is divided once, by their global number; "
             "use reduction='sum'"
         )
-        raise ConfigError(msg)
     if not all(map(math.isfinite, (*half_losses, whole_loss, repeated_loss))):
         return "; ".join(reasons) or None  # the training will report the loss that is not finite
     is_explained = any(not reason.startswith("dropout") for reason in reasons)
@@ -97,43 +98,33 @@ def why_not_invariant(
 
 
 def _reasons_of_layers(module: nn.Module) -> list[str]:
-    """Name the layers that look at other samples, or draw numbers."""
-    reasons = []
-    for name, layer in module.named_modules():
-        if isinstance(layer, _NORMALISATION_LAYERS) and layer.training:
-            reasons.append(f"batch normalisation: {name}")
-            break
-    for name, layer in module.named_modules():
-        if isinstance(layer, _DROPOUT_LAYERS) and layer.training and layer.p > 0:
-            reasons.append(f"dropout: {name}, p={layer.p:g}")
-            break
-    return reasons
+    """Name the first layer that looks at other samples, and the first that draws numbers."""
+    layers = [(name, layer) for name, layer in module.named_modules() if layer.training]
+    normalising = [
+        f"batch normalisation: {name}"
+        for name, layer in layers
+        if isinstance(layer, _NORMALISATION_LAYERS)
+    ]
+    dropping = [
+        f"dropout: {name}, p={layer.p:g}"
+        for name, layer in layers
+        if isinstance(layer, _DROPOUT_LAYERS) and layer.p > 0
+    ]
+    return normalising[:1] + dropping[:1]
 
 
 @contextmanager
-def _without_dropout(module: nn.Module) -> Iterator[None]:
-    """Switch dropout layers off: their noise would hide other reasons."""
+def _without_noise(module: nn.Module) -> Iterator[None]:
+    """Switch dropout layers and TF32 off: their noise would hide other reasons."""
+    precision_before = torch.get_float32_matmul_precision()
     dropout_layers = [m for m in module.modules() if isinstance(m, _DROPOUT_LAYERS) and m.training]
+    torch.set_float32_matmul_precision("highest")
     for layer in dropout_layers:
         layer.training = False
-    try:
-        yield
-    finally:
-        for layer in dropout_layers:
-            layer.training = True
-
-
-def _loss(forward: _Forward, inputs: Tensor, labels: Tensor) -> float:
-    return float(forward(inputs, labels)[0])
-
-
-@contextmanager
-def _without_tf32() -> Iterator[None]:
-    """Compute products in the precision of the parameters, not in TF32."""
-    precision_before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
     try:
         with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             yield
     finally:
         torch.set_float32_matmul_precision(precision_before)
+        for layer in dropout_layers:
+            layer.training = True

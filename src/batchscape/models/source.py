@@ -24,35 +24,29 @@ _INDEX_NAME = "model.safetensors.index.json"
 
 def model_source_hash(config: RunConfig) -> str | None:
     """Name the content of model code and weights that are not part of this package."""
-    if isinstance(config.model, CustomModel):
-        source, arguments = source_hash(config.model.target), named_files(config.model.arguments)
+    model = config.model
+    if isinstance(model, CustomModel):
+        source, arguments = source_hash(model.target), named_files(model.arguments)
         if not arguments:
             return source
-        digest = hashlib.sha256(source.encode())
-        for text, path in arguments.items():
-            digest.update(f"\0{text}\0{sha256_of(path)}".encode())
-        return digest.hexdigest()[:16]
-    if not isinstance(config.model, Transformers) or config.model.path is None:
+        parts = [source, *(f"\0{text}\0{sha256_of(path)}" for text, path in arguments.items())]
+    elif isinstance(model, Transformers) and model.path is not None:
+        folder = Path(model.path)
+        files = [config_file(folder), *(weight_files(folder) if model.pretrained else ())]
+        parts = [f"{file.name}\0{sha256_of(file)}\0" for file in files]
+    else:
         return None
-    folder = Path(config.model.path)
-    files = [config_file(folder)]
-    if config.model.pretrained:
-        files += weight_files(folder)
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name}\0{sha256_of(file)}\0".encode())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
 
 
 def config_file(folder: Path) -> Path:
     """Return the `config.json` of a `transformers` folder."""
     file = folder / CONFIG_NAME
     if not file.is_file():
-        msg = (
+        raise ConfigError(
             f"model.path={folder}: there is no {file.name} in this folder; model.path is a local "
             "folder as save_pretrained writes it, and names of models on a hub are not looked up"
         )
-        raise ConfigError(msg)
     return file
 
 
@@ -69,18 +63,19 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / _WEIGHTS_NAME]
     index = folder / _INDEX_NAME
     if not index.is_file():
-        msg = (
+        raise ConfigError(
             f"model.pretrained=true needs weights as {_WEIGHTS_NAME} or {_INDEX_NAME} in {folder}; "
             "save_pretrained writes them"
         )
-        raise ConfigError(msg)
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):
-        msg = f"{index} is damaged: it has no weight_map of tensors to files; copy the folder anew"
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            f"{index} is damaged: it has no weight_map of tensors to files; copy the folder anew"
+        ) from None
     shards = [folder / name for name in names]
     if missing := [shard.name for shard in shards if not shard.is_file()]:
-        msg = f"{index} names files that are not there: {', '.join(missing)}; copy the folder anew"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{index} names files that are not there: {', '.join(missing)}; copy the folder anew"
+        )
     return [index, *shards]

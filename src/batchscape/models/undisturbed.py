@@ -15,15 +15,11 @@ class Buffer:
     """A buffer as it was."""
 
     owner: nn.Module
-    owner_name: str
     name: str
+    full_name: str
+    """Its name in the whole model."""
     tensor: Tensor
     content: Tensor
-
-    @property
-    def full_name(self) -> str:
-        """Its name in the whole model."""
-        return f"{self.owner_name}.{self.name}".lstrip(".")
 
     def has_changed(self) -> bool:
         """Whether its owner has another content by this name now."""
@@ -44,7 +40,7 @@ def undisturbed(module: nn.Module) -> Iterator[list[Buffer]]:
     """Yield the buffers as they are; put random state and buffers back at the end."""
     devices = {p.device.index for p in module.parameters() if p.device.type == "cuda"}
     buffers = [
-        Buffer(owner, owner_name, name, tensor, tensor.detach().clone())
+        Buffer(owner, name, f"{owner_name}.{name}".lstrip("."), tensor, tensor.detach().clone())
         for owner_name, owner in module.named_modules()
         for name, tensor in owner.named_buffers(recurse=False, remove_duplicate=False)
     ]

@@ -10,11 +10,10 @@ from batchscape.record.spec import DataIdentity
 def check_classes(model: str, data: DataIdentity) -> None:
     """Refuse data that do not say how many classes or tokens they have."""
     if not data.classes:
-        msg = (
+        raise ConfigError(
             f"model={model} needs to know how many classes or tokens there are: give the data an "
             "attribute `classes`"
         )
-        raise ConfigError(msg)
 
 
 def data_vocabulary(data: DataIdentity) -> int:
@@ -35,5 +34,4 @@ def check_vocabulary(name: str, rows: int, data: DataIdentity) -> None:
     """Refuse an embedding with fewer rows than the data have different tokens."""
     needed = data_vocabulary(data)
     if rows < needed:
-        msg = f"{name} must be at least the data's vocabulary, {needed}; given {rows}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} must be at least the data's vocabulary, {needed}; given {rows}")

@@ -44,12 +44,11 @@ def accumulate(
     step = loader.step(k, sampling=not is_rehearsal)
     clock.add_data(time.perf_counter() - begin)
     if step.labels == 0:
-        msg = (
+        raise BatchscapeError(
             f"no label in the global batch of optimizer step {k + 1} bears a loss, and the loss "
             "is divided by the number of such labels; leave out samples without them, or use a "
             "larger global batch"
         )
-        raise BatchscapeError(msg)
     weight = 1.0 / step.labels
     micro_steps = min(step.micro_steps, micro_step_limit or step.micro_steps)
     device = next(engine.module.parameters()).device

@@ -20,8 +20,9 @@ def pinning() -> Iterator[None]:
     except RuntimeError as error:
         if OUT_OF_MEMORY.search(str(error)) is None:
             raise
-        msg = "the host has no memory left to pin, or its limit is reached (ulimit -l)"
-        raise MemoryError(msg) from error
+        raise MemoryError(
+            "the host has no memory left to pin, or its limit is reached (ulimit -l)"
+        ) from error
 
 
 def to_device(

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from batchscape.errors import BatchscapeError, DamagedCheckpointError
+from batchscape.errors import BatchscapeError
 from batchscape.record.disk import as_disk_error
 from batchscape.record.files import json_lines, read_json_lines, write_atomically
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
-from batchscape.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from batchscape.train.resumable import Resumable
+from batchscape.train.checkpoint import Resumable, checkpoints, load_whole, save_checkpoint
 
 _TRUNK_ATTEMPT = -1
 """Attempt of the rows that a run takes over from its trunk; attempts of its own count from 0."""
@@ -48,41 +47,35 @@ class BranchPoint:
     trunk: str
     """Name of the run that trained them."""
 
-    def find_resumable(self, run_id: str, before: Resumable) -> Resumable:
+    def find_resumable(self, before: Resumable) -> Resumable:
         """Return the state as that of a run without a checkpoint; every rank finds the same."""
         beginning = self.folder.beginning
         try:
             (path,) = checkpoints(beginning)
-            state = load_checkpoint(path)
-            rows = beginning / self.folder.lines("steps").name
-            steps = [row["optimizer_step"] for row in read_json_lines(rows)]
-            if steps != list(range(1, state["optimizer_step"] + 1)):
-                msg = f"{rows} has {len(steps)} of {state['optimizer_step']} rows"
-                raise DamagedCheckpointError(msg)
+            state = load_whole(path, beginning / self.folder.lines("steps").name)
         except (BatchscapeError, ValueError) as error:
             note = f"{beginning} cannot be used: {error}; the run begins anew"
             return before._replace(notes=(*before.notes, note))
         note = f"optimizer steps 1 to {state['optimizer_step']} are those of {self.trunk}"
-        return before._replace(state={**state, "run_id": run_id}, notes=(*before.notes, note))
+        return before._replace(state=state, notes=(*before.notes, note))
 
     def take_rows(self, spec: RunSpec) -> None:
         """Copy the rows to the run; its times are those of its own steps."""
-        folder, beginning = self.folder, self.folder.beginning
-        every = spec.evaluation_every_samples
-        steps = read_json_lines(beginning / folder.lines("steps").name)
-        # The trunk may have ended here, with an evaluation that the run would not have made.
-        evaluations = (
-            row
-            for row in read_json_lines(beginning / folder.lines("evals").name)
-            if row["samples"] == 0 or (every is not None and row["samples"] % every == 0)
-        )
-        attempt = {"attempt": _TRUNK_ATTEMPT}
-        rows = {
-            "steps": [{**row, **attempt, "warmup": True} for row in steps],
-            "evals": [{**row, **attempt, "evaluation_s": None} for row in evaluations],
-        }
-        for table, copied in rows.items():
-            write_atomically(folder.lines(table), json_lines(copied))
-        sketch = beginning / folder.gradient_sketch.name
+        folder, every = self.folder, spec.evaluation_every_samples
+        for table, changes in (
+            ("steps", {"attempt": _TRUNK_ATTEMPT, "warmup": True}),
+            ("evals", {"attempt": _TRUNK_ATTEMPT, "evaluation_s": None}),
+        ):
+            path = folder.lines(table)
+            rows = [
+                {**row, **changes}
+                for row in read_json_lines(folder.beginning / path.name)
+                # The trunk may have ended here, with an evaluation that the run would not make.
+                if table == "steps"
+                or row["samples"] == 0
+                or (every is not None and row["samples"] % every == 0)
+            ]
+            write_atomically(path, json_lines(rows))
+        sketch = folder.beginning / folder.gradient_sketch.name
         if sketch.exists():
             write_atomically(folder.gradient_sketch, sketch.read_bytes())

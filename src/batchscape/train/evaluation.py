@@ -12,6 +12,7 @@ defined on, and passes as one.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -69,26 +70,21 @@ class Evaluator:
 
     def __init__(self, spec: RunSpec, device: torch.device, rank: int) -> None:
         self._dataset = open_dataset(spec.config, spec.data, "held_out")
+        self._spec = spec
         self._device = device
-        self._precision = spec.precision
-        self._world_size = spec.geometry.data_parallel_size
-        self._classifies = spec.data.task == "class"
-        self._counts_labels = spec.data.task != "other"
-        self._samples = spec.config.evaluation.samples
-        samples, size = self._samples, spec.config.evaluation.batch_size
+        self._to_device = partial(to_device, device=device, precision=spec.precision)
+        samples, size = spec.config.evaluation.samples, spec.config.evaluation.batch_size
         order = SampleOrder(self._dataset.num_samples, seed=0)
         chosen_samples = order.indices(np.arange(samples, dtype=np.int64))
         batches = [chosen_samples[start : start + size] for start in range(0, samples, size)]
-        batches_by_rank = [batches[r :: self._world_size] for r in range(self._world_size)]
-        self._batches = batches_by_rank[rank]
-        self._batch_sizes_by_rank = [[*map(len, rank_batches)] for rank_batches in batches_by_rank]
-        self._rank = rank
-        self._first_batch = batches[0]
+        world_size = spec.geometry.data_parallel_size
+        self._batches = batches[rank::world_size]
+        self._batches_of_first_rank = batches[::world_size]
+        """No rank has more: only the last batch may be smaller than the others."""
         # The module's docstring says why slices are no larger, and when they are smaller.
-        largest_micro_batch = max(stage.geometry.micro_batch_size for stage in spec.stages)
-        self._slice_size = largest_micro_batch
+        self._slice_size = max(stage.geometry.micro_batch_size for stage in spec.stages)
         if spec.config.in_process.compile:
-            self._slice_size = max(1, largest_micro_batch // _COMPILED_MEMORY_FACTOR)
+            self._slice_size = max(1, self._slice_size // _COMPILED_MEMORY_FACTOR)
         output_numbers = _output_numbers_per_sample(spec)
         if output_numbers:
             self._slice_size = max(self._slice_size, _SMALL_OUTPUT // output_numbers)
@@ -109,33 +105,32 @@ class Evaluator:
         with torch.no_grad():
             if self._may_slice is None:
                 self._may_slice = self._is_additive(engine)
-            with autocast(self._device.type, self._precision):
+            with autocast(self._device.type, self._spec.precision):
                 for indices in self._batches:
                     batch = self._dataset.batch(indices)
                     sums[2] += self._count_labels(indices, batch[1])
                     size = self._slice_size if self._may_slice else len(indices)
                     for part in zip(*(tensor.split(size) for tensor in batch), strict=True):
-                        on_device = to_device(part, self._device, self._precision)
+                        on_device = self._to_device(part)
                         beat(Phase.EVALUATION)
                         loss, right = engine.forward(*on_device)
                         sums[:2] += torch.stack([loss.double(), right.double()])
                 if not engine.state_is_whole:
                     self._match_forwards(engine)
         engine.module.train()
-        if self._world_size > 1:
+        if self._spec.geometry.data_parallel_size > 1:
             dist.all_reduce(sums)
         loss_sum, right_sum, labels_sum = sums.tolist()
         if labels_sum == 0:
-            msg = (
+            raise BatchscapeError(
                 "no label of the evaluated samples bears a loss, and the loss is divided by the "
                 "number of such labels; hold out other samples, or raise "
-                f"evaluation.samples={self._samples}"
+                f"evaluation.samples={self._spec.config.evaluation.samples}"
             )
-            raise BatchscapeError(msg)
         return EvaluationResult(
             eval_loss=loss_sum / labels_sum,
             raw_eval_loss=None,
-            eval_accuracy=right_sum / labels_sum if self._classifies else None,
+            eval_accuracy=right_sum / labels_sum if self._spec.data.task == "class" else None,
             eval_labels=int(labels_sum),
         )
 
@@ -144,43 +139,46 @@ class Evaluator:
 
         Every rank looks at the same two samples, in the precision of the parameters.
         """
-        if self._slice_size >= len(self._first_batch):
+        first_batch = self._batches_of_first_rank[0]
+        if self._slice_size >= len(first_batch):
             return True
         beat(Phase.EVALUATION)
-        pair = to_device(self._dataset.batch(self._first_batch[:2]), self._device, self._precision)
+        pair = self._to_device(self._dataset.batch(first_batch[:2]))
         parts = zip(*(tensor.split(1) for tensor in pair), strict=True)
         pair_loss = float(engine.forward(*pair)[0])
         sum_of_losses = sum(float(engine.forward(*part)[0]) for part in parts)
         # A comparison with NaN is false; a loss that is not finite ends the training anyway.
         differs = torch.tensor(float(abs(pair_loss - sum_of_losses) > _TOLERANCE * abs(pair_loss)))
-        if self._world_size > 1:
+        if self._spec.geometry.data_parallel_size > 1:
             differs = differs.to(self._device)
             dist.all_reduce(differs, dist.ReduceOp.MAX)
         return not differs.item()
 
     def _match_forwards(self, engine: Engine) -> None:
-        """Forward fillers until this rank has done as many forwards as the busiest one."""
-        size = self._slice_size if self._may_slice else len(self._first_batch)
-        forwards = [
-            sum(math.ceil(count / size) for count in counts) for counts in self._batch_sizes_by_rank
-        ]
-        batch = self._dataset.batch(self._first_batch)
-        filler = to_device((batch[0][:size], batch[1][:size]), self._device, self._precision)
-        for _ in range(max(forwards) - forwards[self._rank]):
+        """Forward fillers until this rank has done as many forwards as the first one."""
+        first_batch = self._batches_of_first_rank[0]
+        size = self._slice_size if self._may_slice else len(first_batch)
+        forwards, most_forwards = (
+            sum(math.ceil(len(indices) / size) for indices in batches)
+            for batches in (self._batches, self._batches_of_first_rank)
+        )
+        inputs, labels = self._dataset.batch(first_batch)
+        filler = self._to_device((inputs[:size], labels[:size]))
+        for _ in range(most_forwards - forwards):
             beat(Phase.EVALUATION)
             engine.forward(*filler)
 
     def _count_labels(self, indices: NDArray[np.int64], labels: Tensor) -> int:
         """Return the labels of a batch that bear a loss; refuse data that count them wrongly."""
         declared = self._dataset.count_labels(indices)
-        counted = int((labels != IGNORED).sum()) if self._counts_labels else declared
+        is_other = self._spec.data.task == "other"
+        counted = declared if is_other else int((labels != IGNORED).sum())
         if declared != counted:
-            msg = (
+            raise BatchscapeError(
                 "count_labels of the data must return the number of labels that are not "
                 f"{IGNORED}, by which the loss is divided: for held-out samples "
                 f"{indices.tolist()[:8]} and on it returned {declared}, their batch has {counted}"
             )
-            raise BatchscapeError(msg)
         return declared
 
 

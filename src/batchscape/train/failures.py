@@ -21,9 +21,6 @@ from batchscape.record.status import OUT_OF_MEMORY, Cause, Outcome, Status
 from batchscape.system import GIB
 from batchscape.text import count_text
 
-_KILLED_WORKER = "is killed by signal: Killed"
-"""What torch's DataLoader says of a worker process that SIGKILL ended."""
-
 _HOST_MEMORY = re.compile(
     r"DefaultCPUAllocator|Cannot allocate memory|std::bad_alloc|in pin memory thread"
 )
@@ -34,26 +31,30 @@ _ONEDNN = re.compile(r"could not (?:create|execute) a primitive")
 """What oneDNN says where memory is out, also for the code of its kernels. It says so of other
 errors too, so that it counts only in a process that has a limit of memory."""
 
-_LOST_CONNECTION = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "connectFullMesh failed",
-    "Timed out waiting",
-    "ncclRemoteError",
-    "NCCL communicator was aborted",
-)
-"""What gloo and NCCL say in a plain RuntimeError of ranks that they cannot reach."""
-
-_DEVICE_FAULTS = (
-    "uncorrectable ECC error",
-    "device(s) is/are busy or unavailable",
-    "GPU is lost",
-    "CUDA error: unknown error",
-    "can't start new thread",
-)
-"""What libraries say in a plain RuntimeError of a machine that is at fault."""
+_CAUSES: dict[Cause, tuple[str, ...]] = {
+    # What torch's DataLoader says of a worker process that SIGKILL ended.
+    Cause.KILLED: ("is killed by signal: Killed",),
+    # What gloo and NCCL say of ranks that they cannot reach.
+    Cause.LOST_CONNECTION: (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Connection refused",
+        "Broken pipe",
+        "connectFullMesh failed",
+        "Timed out waiting",
+        "ncclRemoteError",
+        "NCCL communicator was aborted",
+    ),
+    # What libraries say of a machine that is at fault.
+    Cause.INFRASTRUCTURE: (
+        "uncorrectable ECC error",
+        "device(s) is/are busy or unavailable",
+        "GPU is lost",
+        "CUDA error: unknown error",
+        "can't start new thread",
+    ),
+}
+"""Words of a plain RuntimeError by which a cause is known; the first one that fits counts."""
 
 
 def failure_of(
@@ -67,72 +68,67 @@ def failure_of(
     What it was raised from counts as well: a library may wrap an allocator's error in its own.
     """
     at, where = now(), last_beat()
-    reason = _first_line(error)
+    status, cause, reason = Status.FAILED, _cause_of(error), _first_line(error)
+    peak_gib, method = None, None
     if is_out_of_memory(error, spec):
-        is_host_memory = _is_out_of_host_memory(error, device)
+        on_device = device is not None and is_accelerator(device)
+        is_host_memory = on_device and _tells_memory_is_out(error, _HOST_MEMORY)
         peak_gib, method = _peak_memory(None if is_host_memory else device)
         peak = "" if peak_gib is None else f"; peak until then: {peak_gib:.3g} GiB {method}"
         why_not_oom = _why_not_oom(where.phase, device, spec, is_host_memory=is_host_memory)
-        return Outcome(
-            Status.OOM if why_not_oom is None else Status.FAILED,
-            optimizer_step=optimizer_step,
-            reason=f"out of memory in {where}: {reason}{peak}{why_not_oom or ''}",
-            cause=Cause.OUT_OF_MEMORY if why_not_oom is None else Cause.OTHER_MEMORY,
-            phase=str(where.phase),
-            peak_memory_gib=peak_gib,
-            peak_memory_method=method,
-            at=at,
-        )
-    chain = list(causes_of(error))
-    texts = [str(e) for e in chain if isinstance(e, RuntimeError)]
-    status = Status.FAILED
-    if isinstance(error, DiskError):
-        status, cause = Status.INTERRUPTED, Cause.DISK
-    elif any(_KILLED_WORKER in text for text in texts):
-        cause = Cause.KILLED
-    elif any(isinstance(e, dist.DistNetworkError | dist.DistStoreError) for e in chain) or _has_any(
-        texts, _LOST_CONNECTION
-    ):
-        cause = Cause.LOST_CONNECTION
-    elif any(map(is_fault_of_the_machine, chain)) or _has_any(texts, _DEVICE_FAULTS):
-        cause = Cause.INFRASTRUCTURE
-    elif isinstance(error, RecordError | CheckpointError):
-        cause = Cause.DAMAGED_RECORDS
-    else:
-        cause = Cause.EXCEPTION
+        reason = f"out of memory in {where}: {reason}{peak}{why_not_oom or ''}"
+        cause = Cause.OTHER_MEMORY
+        if why_not_oom is None:
+            status, cause = Status.OOM, Cause.OUT_OF_MEMORY
+    elif cause == Cause.DISK:
+        status = Status.INTERRUPTED
     return Outcome(
         status,
         optimizer_step=optimizer_step,
         reason=reason,
         cause=cause,
         phase=str(where.phase),
+        peak_memory_gib=peak_gib,
+        peak_memory_method=method,
         at=at,
     )
 
 
+def _cause_of(error: Exception) -> Cause:
+    """Return the cause of an exception that does not say that memory is out."""
+    if isinstance(error, DiskError):
+        return Cause.DISK
+    chain = list(causes_of(error))
+    texts = "\n".join(str(e) for e in chain if isinstance(e, RuntimeError))
+    evident = {
+        Cause.LOST_CONNECTION: any(
+            isinstance(e, dist.DistNetworkError | dist.DistStoreError) for e in chain
+        ),
+        Cause.INFRASTRUCTURE: any(map(is_fault_of_the_machine, chain)),
+    }
+    for cause, words in _CAUSES.items():
+        if evident.get(cause) or any(word in texts for word in words):
+            return cause
+    if isinstance(error, RecordError | CheckpointError):
+        return Cause.DAMAGED_RECORDS
+    return Cause.EXCEPTION
+
+
 def is_out_of_memory(error: BaseException, spec: RunSpec | None = None) -> bool:
     """Return whether an exception of a run, or what it was raised from, says that memory is out."""
-    limited = spec is not None and spec.config.device.memory_limit_gib is not None
-    for e in causes_of(error):
-        if isinstance(e, torch.OutOfMemoryError | MemoryError):
-            return True
-        if isinstance(e, OSError) and e.errno == errno.ENOMEM:
-            return True
-        if isinstance(e, RuntimeError) and OUT_OF_MEMORY.search(str(e)):
-            return True
-        if limited and isinstance(e, RuntimeError) and _ONEDNN.search(str(e)):
-            return True
-    return False
+    patterns = [OUT_OF_MEMORY]
+    if spec is not None and spec.config.device.memory_limit_gib is not None:
+        patterns.append(_ONEDNN)
+    kinds = (isinstance(e, torch.OutOfMemoryError) for e in causes_of(error))
+    return any(kinds) or _tells_memory_is_out(error, *patterns)
 
 
-def _is_out_of_host_memory(error: BaseException, device: torch.device | None) -> bool:
-    """Whether the memory that is out is that of the host of a device."""
-    if device is None or not is_accelerator(device):
-        return False
+def _tells_memory_is_out(error: BaseException, *patterns: re.Pattern[str]) -> bool:
+    """Whether the host refused memory, or a library says so in words of a pattern."""
     return any(
         isinstance(e, MemoryError)
         or (isinstance(e, OSError) and e.errno == errno.ENOMEM)
-        or (isinstance(e, RuntimeError) and _HOST_MEMORY.search(str(e)) is not None)
+        or (isinstance(e, RuntimeError) and any(p.search(str(e)) for p in patterns))
         for e in causes_of(error)
     )
 
@@ -147,10 +143,11 @@ def _why_not_oom(
         return "; it was not in an optimizer step, so that it says nothing of what a training takes"
     if device is None or not is_accelerator(device) or spec is None:
         return None
-    if spec.config.device.memory_limit_gib is not None:
-        return None  # the run reached its own limit, whatever else is on the device
-    foreign_count = foreign_processes(device, spec.geometry.devices_per_node)
-    if not foreign_count:
+    # A run that reached its own limit did so whatever else is on the device.
+    has_limit = spec.config.device.memory_limit_gib is not None
+    if has_limit or not (
+        foreign_count := foreign_processes(device, spec.geometry.devices_per_node)
+    ):
         return None
     holders = count_text(foreign_count, "process of others holds", "processes of others hold")
     return f"; {holders} memory of the device, so that it says nothing of what a run takes"
@@ -167,10 +164,6 @@ def _peak_memory(device: torch.device | None) -> tuple[float | None, str | None]
             return module_of(device).max_memory_allocated(device) / GIB, "allocated"
         return process_memory().peak_rss_gib, "resident"
     return None, None
-
-
-def _has_any(texts: list[str], words: tuple[str, ...]) -> bool:
-    return any(word in text for word in words for text in texts)
 
 
 def _first_line(error: Exception) -> str:

@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -56,16 +57,12 @@ class BatchLoader:
     ) -> None:
         self._dataset = dataset
         self._stream = stream
-        self._device = device
-        self._precision = precision
+        self._to_device = partial(to_device, device=device, precision=precision)
 
     def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:
         """Return the micro-batches of any optimizer step, counted from 0; see `SampleStream`."""
         samples = self._stream.step(optimizer_step, sampling=sampling)
-        batches = (
-            to_device(self._dataset.batch(indices), self._device, self._precision)
-            for indices in samples.indices
-        )
+        batches = (self._to_device(self._dataset.batch(indices)) for indices in samples.indices)
         return StepBatches(samples.labels, len(samples.indices), batches)
 
     def close(self) -> None:
@@ -106,7 +103,7 @@ class WorkerLoader(BatchLoader):
                     multiprocessing_context="fork" if sys.platform == "linux" else None,
                     prefetch_factor=_BATCHES_AHEAD,
                     pin_memory=is_accelerator(device),
-                    worker_init_fn=_WorkerStart(os.getpid()),
+                    worker_init_fn=partial(_start_worker, os.getpid()),
                     # The loader draws a seed, which must not come from the generator of dropout.
                     generator=torch.Generator(),
                 )
@@ -120,11 +117,10 @@ class WorkerLoader(BatchLoader):
         # Workers have always begun the next step, so the queue is never empty here.
         expected, micro_steps, labels = self._announced_steps.popleft()
         if (optimizer_step, sampling) != (expected, True):
-            msg = f"micro-batches are fetched in order: {expected=}, {optimizer_step=}, {sampling=}"
-            raise AssertionError(msg)
-        batches = (
-            to_device(self._next(), self._device, self._precision) for _ in range(micro_steps)
-        )
+            raise AssertionError(
+                f"micro-batches are fetched in order: {expected=}, {optimizer_step=}, {sampling=}"
+            )
+        batches = (self._to_device(self._next()) for _ in range(micro_steps))
         return StepBatches(labels, micro_steps, batches)
 
     def close(self) -> None:
@@ -150,8 +146,9 @@ class WorkerLoader(BatchLoader):
             for worker in self._workers:
                 worker.join(0 if isinstance(error, RuntimeError) else _DEATH_S)
                 if worker.exitcode == -signal.SIGKILL:
-                    msg = f"DataLoader worker (pid {worker.pid}) is killed by signal: Killed"
-                    raise RuntimeError(msg) from error
+                    raise RuntimeError(
+                        f"DataLoader worker (pid {worker.pid}) is killed by signal: Killed"
+                    ) from error
             raise
 
 
@@ -165,23 +162,18 @@ class _Fetcher(TorchDataset[MicroBatch]):
         return self._dataset.batch(indices)
 
 
-class _WorkerStart:
-    """What a worker does first: it ends with its rank, and leaves requests to stop to the rank.
+def _start_worker(rank_pid: int, _worker: int) -> None:
+    """Let a worker end with its rank, and leave requests to stop to the rank.
 
     It computes nothing on the device, so the device's limit of memory does not hold for it.
     """
-
-    def __init__(self, rank_pid: int) -> None:
-        self._rank_pid = rank_pid
-
-    def __call__(self, _worker: int) -> None:
-        end_with_parent()
-        if os.getppid() != self._rank_pid:
-            os._exit(1)
-        lift_memory_limit()
-        for number in _STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    end_with_parent()
+    if os.getppid() != rank_pid:
+        os._exit(1)
+    lift_memory_limit()
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
 
 def build_loader(
@@ -196,11 +188,4 @@ def build_loader(
     """Return the loader that the settings ask for, for optimizer steps `steps` (from 0)."""
     if config.workers == 0:
         return BatchLoader(dataset, stream, device, precision)
-    return WorkerLoader(
-        dataset,
-        stream,
-        device,
-        precision,
-        workers=config.workers,
-        steps=steps,
-    )
+    return WorkerLoader(dataset, stream, device, precision, workers=config.workers, steps=steps)

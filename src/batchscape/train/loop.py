@@ -19,7 +19,6 @@ from batchscape.device import empty_cache, synchronize
 from batchscape.engines import Engine, begins_in_parts, build_engine, model_outline
 from batchscape.engines.declared import check_exchanged, declaration
 from batchscape.engines.precision import autocast
-from batchscape.errors import CheckpointError
 from batchscape.measure.clock import CpuClock, StepClock, build_clock
 from batchscape.measure.gradient_sketch import gradient_sketch
 from batchscape.measure.memory_report import OUTSIDE
@@ -35,14 +34,20 @@ from batchscape.train.accumulation import StepTotals, accumulate, rehearse
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
 from batchscape.train.branching import BranchPoint, keep_branch_point
-from batchscape.train.checkpoint import gather_random_states, save_checkpoint, set_random_state
+from batchscape.train.checkpoint import (
+    Resumable,
+    agree_on,
+    find_resumable,
+    gather_random_states,
+    save_checkpoint,
+    set_random_state,
+)
 from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelColumns, examine
 from batchscape.train.failures import is_out_of_memory
-from batchscape.train.loader import BatchLoader, build_loader
+from batchscape.train.loader import BatchLoader, MicroBatch, build_loader
 from batchscape.train.recorder import Agreement, StepRecorder
-from batchscape.train.resumable import Resumable, agree_on, find_resumable
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline, schedule_factor
 
@@ -62,8 +67,11 @@ class Training:
         branch_point: BranchPoint | None = None,
     ) -> None:
         self.spec = spec
+        self._config = spec.config
         self.steps_done = 0
         """Optimizer steps done."""
+        self.started_at: float | None = None
+        """When the first step began, had there been no evaluation and no compilation before."""
         self.evaluation_s = 0.0
         self.checkpoint_s = 0.0
         self.compilations_s: list[float] = []
@@ -74,6 +82,7 @@ class Training:
         self._stop_requested = False
         self._folder = folder
         self._rank = rank
+        self._is_first = rank == 0
         self._world_size = spec.geometry.data_parallel_size
         self._timeline = Timeline(spec.stages)
         self._device = device
@@ -99,12 +108,12 @@ class Training:
 
     def rehearse(self, phase: Callable[[str], None], optimizer_steps: int) -> None:
         """Train a few steps for a memory probe; parameters are those of `rehearsal.rehearse`."""
-        build = partial(build_engine, self.spec, self._device, None, self._rank == 0)
+        build = partial(build_engine, self.spec, self._device, None, self._is_first)
         rehearse(self.spec, self._loader, build, phase, optimizer_steps)
 
     def compile_ahead(self) -> None:
         """Compile once and forget it, before a rehearsal fills the caches of the compiler."""
-        if self.spec.config.in_process.compile:
+        if self._config.in_process.compile:
             self._build(CpuClock())
             self._compile()
             self._engine.close()
@@ -127,8 +136,8 @@ class Training:
         self._phase = phase
         resumable = find_resumable(self._folder, self.spec.run_id)
         if resumable.state is None and self._branch_point is not None:
-            resumable = self._branch_point.find_resumable(self.spec.run_id, resumable)
-            if self._rank == 0 and resumable.state is not None:
+            resumable = self._branch_point.find_resumable(resumable)
+            if self._is_first and resumable.state is not None:
                 self._branch_point.take_rows(self.spec)
         state = resumable.state
         # Of a resumed run, what memory holds before its first step is not that of a new model.
@@ -136,16 +145,16 @@ class Training:
         phase(first_phase)
         # Rank 0 alone examines a model that every rank holds whole; of parts, all ranks do.
         in_parts = begins_in_parts(self.spec)
-        examine_model = partial(self._examine, first_phase) if self._rank == 0 else None
+        examine_model = partial(self._examine, first_phase) if self._is_first else None
         self._build(build_clock(self._device), None if in_parts else examine_model)
         if in_parts:
             self._examine(first_phase, self._engine.module)
         self.declaration = declaration(self._engine)
         self.steps_done = self._resume(resumable)
-        self._evals = JsonLines(self._folder.lines("evals")) if self._rank == 0 else None
+        self._evals = JsonLines(self._folder.lines("evals")) if self._is_first else None
         phase(OUTSIDE)
         self._loader = build_loader(
-            self.spec.config.loader,
+            self._config.loader,
             self._dataset,
             self._stream,
             self._device,
@@ -175,7 +184,7 @@ class Training:
                 self.spec.precision,
                 self._stream.micro_batch_sizes[0],
                 forward=self._engine.forward if in_parts else None,
-                outline=model_outline(self.spec) if in_parts and self._rank == 0 else None,
+                outline=model_outline(self.spec) if in_parts and self._is_first else None,
             )
         except Exception as error:
             # With parts, the other ranks would wait for ever for a rank that goes on.
@@ -191,7 +200,7 @@ class Training:
     def _train(self) -> Outcome:
         is_whole = self.spec.timed_steps is None
         outcome = self._judge(self._evaluate()) if self.steps_done == 0 and is_whole else None
-        if self.spec.config.in_process.compile:
+        if self._config.in_process.compile:
             self._compile()
             # The compiler leaves half a million objects: no later collection shall visit them.
             gc.collect()
@@ -199,6 +208,7 @@ class Training:
         self._last_checkpoint = time.monotonic()
         if outcome is not None:
             return outcome
+        self.started_at = time.perf_counter() - self.evaluation_s - sum(self.compilations_s)
         self._phase("first_backward" if self.steps_done == 0 else "steady")
         while self.steps_done < self.spec.optimizer_steps:
             self._step(self.steps_done)
@@ -235,10 +245,10 @@ class Training:
         if not at_once and not self.recorder.is_due:
             return Agreement()
         beat(Phase.RECORD)
-        stop, every_s = self._stop_requested, self.spec.config.checkpoint.every_s
+        stop, every_s = self._stop_requested, self._config.checkpoint.every_s
         # Rank 0 decides when a checkpoint is due.
         checkpoint = (
-            self._rank == 0
+            self._is_first
             and every_s is not None
             and time.monotonic() - self._last_checkpoint >= every_s
         )
@@ -255,7 +265,7 @@ class Training:
         if not math.isfinite(held_out_loss):
             what = f"the held-out loss after optimizer step {self.steps_done}"
             return self._divergence_outcome(f"{what} is not finite")
-        target = self.spec.config.budget.target_loss
+        target = self._config.budget.target_loss
         if target is not None and held_out_loss <= target:
             return Outcome(Status.COMPLETED, StopReason.TARGET, optimizer_step=self.steps_done)
         return None
@@ -268,35 +278,37 @@ class Training:
         """Compile in a forward and backward that is forgotten, so that no step contains it."""
         beat(Phase.COMPILATION)
         begin = time.perf_counter()
-        indices = self._stream.step(self.steps_done, sampling=False).indices.ravel()
         # With parts, a backward without its exchange would leave gradients behind.
         last = not self._engine.state_is_whole
         with undisturbed(self._engine.module):
             for size in self._stream.micro_batch_sizes:
-                micro_batch = self._dataset.batch(np.resize(indices, size))
-                batch = to_device(micro_batch, self._device, self.spec.precision)
-                self._engine.micro_step(*batch, 0.0, last=last)
+                self._engine.micro_step(*self._micro_batch(self.steps_done, size), 0.0, last=last)
         self._engine.forget_gradients()
         synchronize(self._device)
         self.compilations_s.append(time.perf_counter() - begin)
 
+    def _micro_batch(self, k: int, size: int) -> MicroBatch:
+        """Return samples of optimizer step k (from 0), as a micro-batch of any size."""
+        indices = np.resize(self._stream.step(k, sampling=False).indices.ravel(), size)
+        return to_device(self._dataset.batch(indices), self._device, self.spec.precision)
+
     def _build(self, clock: StepClock, examine: Callable[[nn.Module], None] | None = None) -> None:
-        self._engine = build_engine(self.spec, self._device, examine, self._rank == 0)
+        self._engine = build_engine(self.spec, self._device, examine, self._is_first)
         is_whole = self.spec.timed_steps is None
         self._stream.samples_noise = is_whole and self._engine.micro_gradients_are_whole
-        half_life_tokens = self.spec.config.evaluation.ema_half_life_tokens
+        half_life_tokens = self._config.evaluation.ema_half_life_tokens
         if half_life_tokens is not None:
             self._average = WeightAverage(self._engine.module, half_life_tokens)
         self._clock = clock
         self._engine.marks = clock
         # Each rank draws dropout of its own; the parameters, the same on all, are drawn by now.
-        torch.manual_seed(1_000_003 * (self.spec.config.resolved_init_seed + 1) + self._rank)
+        torch.manual_seed(1_000_003 * (self._config.resolved_init_seed + 1) + self._rank)
 
     def _step(self, k: int) -> None:
         """Do optimizer step k (from 0) and give it to the recorder."""
         planned = self._timeline.step(k)
         optimizer = planned.stage.optimizer
-        factor = schedule_factor(self.spec.config.schedule, planned.midpoint, self.spec.samples)
+        factor = schedule_factor(self._config.schedule, planned.midpoint, self.spec.samples)
         bytes_before = self._engine.exchanged_bytes
         if k > 0:
             # A step whose micro-batch is cut to sample the noise takes less memory.
@@ -313,7 +325,7 @@ class Training:
             self._average.update(totals.labels)
         self._clock.end()
         exchanged = self._engine.exchanged_bytes - bytes_before
-        check_exchanged(self.spec.config.engine.name, self._engine, exchanged, totals.micro_steps)
+        check_exchanged(self._config.engine.name, self._engine, exchanged, totals.micro_steps)
         self.recorder.add(
             optimizer_step=k + 1,
             samples=planned.samples_after,
@@ -339,7 +351,7 @@ class Training:
         self._clock.pause()
         trained = (p for p in self._engine.module.parameters() if p.requires_grad)
         sketch = gradient_sketch(trained, self._engine.gradient_scale)
-        if self._rank == 0:
+        if self._is_first:
             write_sketch(self._folder, sketch.numpy())
         self._clock.resume()
 
@@ -399,13 +411,12 @@ class Training:
         not fit either. Not done where all ranks would have to take part, nor for a compiled
         training, which takes less memory.
         """
-        if not self._engine.gradients_are_whole or self.spec.config.in_process.compile:
+        if not self._engine.gradients_are_whole or self._config.in_process.compile:
             return
-        module, size = self._engine.module.train(), max(self._stream.micro_batch_sizes)
-        indices = np.resize(self._stream.step(0, sampling=False).indices.ravel(), size)
+        module = self._engine.module.train()
         beat(Phase.FORWARD)
         empty_cache(self._device)
-        batch = to_device(self._dataset.batch(indices), self._device, self.spec.precision)
+        batch = self._micro_batch(0, max(self._stream.micro_batch_sizes))
         with undisturbed(module):
             with autocast(self._device.type, self.spec.precision):
                 loss, _ = self._engine.forward(*batch)
@@ -432,7 +443,7 @@ class Training:
         rng = gather_random_states(self._device, self._world_size)
         engine = self._engine.state()
         average = None if self._average is None else self._average.state()
-        if self._rank == 0:
+        if self._is_first:
             if self._evals is not None:
                 self._evals.flush()
             state = {
@@ -450,25 +461,19 @@ class Training:
 
     def _resume(self, resumable: Resumable) -> int:
         """Restore the checkpoint, where there is one; return its optimizer steps."""
-        done, tokens, train_time_s = 0, 0, 0.0
-        state = resumable.state
-        if state is not None:
-            if state["run_id"] != self.spec.run_id:
-                msg = (
-                    f"{self._folder.checkpoints} holds checkpoints of run {state['run_id']}, and "
-                    f"this is run {self.spec.run_id}; remove the folder"
-                )
-                raise CheckpointError(msg)
-            self._engine.restore(state)
+        begin: dict[str, Any] = {"optimizer_step": 0, "tokens": 0, "train_time_s": 0.0}
+        if resumable.state is not None:
+            begin = resumable.state
+            self._engine.restore(begin)
             if self._average is not None:
-                self._average.restore(state["average"])
-            set_random_state(self._device, state["rng"][self._rank])
-            self._divergence_rule.restore(state["divergence"])
-            done, tokens = state["optimizer_step"], state["tokens"]
-            train_time_s = state["train_time_s"]
-            print(f"batchscape: going on after optimizer step {done}", file=sys.stderr)  # noqa: T201  (run log)
+                self._average.restore(begin["average"])
+            set_random_state(self._device, begin["rng"][self._rank])
+            self._divergence_rule.restore(begin["divergence"])
+            step = begin["optimizer_step"]
+            print(f"batchscape: going on after optimizer step {step}", file=sys.stderr)  # noqa: T201  (run log)
+        done: int = begin["optimizer_step"]
         agree_on(done, self._world_size, self._device)
-        if self._rank == 0:
+        if self._is_first:
             for note in resumable.notes:
                 print(f"batchscape: {note}", file=sys.stderr)  # noqa: T201  (run log)
             for path in resumable.damaged_checkpoints:
@@ -485,12 +490,11 @@ class Training:
             self._world_size,
             self._device,
             self._clock,
-            rank_on_node=self._rank % self.spec.geometry.devices_per_node,
             ranks_on_node=self.spec.geometry.devices_per_node,
             attempt=self._attempt,
-            warmup_optimizer_steps=self.spec.config.measure.warmup_optimizer_steps,
+            warmup_optimizer_steps=self._config.measure.warmup_optimizer_steps,
             rule=self._divergence_rule,
-            tokens=tokens,
-            train_time_s=train_time_s,
+            tokens=begin["tokens"],
+            train_time_s=begin["train_time_s"],
         )
         return done

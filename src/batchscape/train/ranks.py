@@ -9,48 +9,41 @@ import torch
 import torch.distributed as dist
 
 from batchscape.measure.memory_process import process_memory
-from batchscape.measure.memory_report import MemoryReport
 from batchscape.measure.peak import peak_flops
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
 from batchscape.train.loop import Training
+from batchscape.train.memory import MemoryPhases
 
 
 def write_rank_row(
     folder: RunFolder,
     launch: dict[str, Any],
     training: Training,
+    memory: MemoryPhases,
     *,
     rank: int,
     device: torch.device,
-    memory: MemoryReport | None,
-    startup_s: float | None,
-    memory_probe_s: float,
-    peak_taken_gib: float | None,
+    begin: float,
 ) -> None:
-    """Append the row of this rank to `ranks.jsonl`; the ranks share the file, a write each."""
-    recorder = training.recorder
+    """Append the row of a rank that began then to `ranks.jsonl`; ranks share the file."""
+    recorder, spec = training.recorder, training.spec
     measured = recorder.measured_optimizer_steps
-    process = process_memory()
-    config = training.spec.config
-    peak = peak_flops(
-        device,
-        training.spec.precision,
-        config.in_process.float32_matmul,
-        config.cluster,
-    )
+    report, taken_gib, process = memory.report(), memory.peak_taken_gib(), process_memory()
+    matmul = spec.config.in_process.float32_matmul
+    peak = peak_flops(device, spec.precision, matmul, spec.config.cluster)
     row: dict[str, Any] = {
         "rank": rank,
         "attempt": launch["attempt"],
-        "node": rank // training.spec.geometry.devices_per_node,
+        "node": rank // spec.geometry.devices_per_node,
         "node_name": os.environ.get("SLURMD_NODENAME"),
         "device": str(device),
         "threads": torch.get_num_threads(),
-        **({} if memory is None else memory.as_columns()),
+        **({} if report is None else report.as_columns()),
         "rss_gib": process.rss_gib,
         "uss_gib": process.uss_gib,
         "peak_rss_gib": process.peak_rss_gib,
-        "peak_taken_gib": peak_taken_gib,
+        "peak_taken_gib": taken_gib,
         **recorder.telemetry.totals()._asdict(),
         **training.model_columns._asdict(),
         **training.declaration,
@@ -58,8 +51,8 @@ def write_rank_row(
         "peak_tflops": peak.tflops,
         "peak_source": peak.source,
         "mean_step_time_s": recorder.measured_s / measured if measured else None,
-        "startup_s": startup_s,
-        "memory_probe_s": memory_probe_s,
+        "startup_s": None if training.started_at is None else training.started_at - begin,
+        "memory_probe_s": memory.probe_s,
         "compile_s": training.compilations_s[0] if training.compilations_s else None,
         "evaluation_s": training.evaluation_s,
         "checkpoint_s": training.checkpoint_s,

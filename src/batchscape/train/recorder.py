@@ -127,7 +127,6 @@ class StepRecorder:
         device: torch.device,
         clock: StepClock,
         *,
-        rank_on_node: int,
         ranks_on_node: int,
         attempt: int,
         warmup_optimizer_steps: int,
@@ -151,7 +150,7 @@ class StepRecorder:
         self._pending: _PendingExchange | None = None
         self._last_drain = time.perf_counter()
         self._core_waits = CoreWaits()
-        self.telemetry = build_telemetry(device, rank_on_node, ranks_on_node)
+        self.telemetry = build_telemetry(device, rank % ranks_on_node, ranks_on_node)
         """Of this rank's device; its energy is counted in steps that are not warm-up."""
         self._start_rows()
 

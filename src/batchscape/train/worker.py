@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,12 @@ def code_for_each_size(sizes: int) -> Iterator[None]:
             yield
         except FailOnRecompileLimitHit as error:
             sizes_text = count_text(sizes, "size of micro-batches", "sizes of micro-batches")
-            msg = (
+            raise BatchscapeError(
                 f"engine.compile: a function of the model would be compiled more than {limit} "
                 f"times, {_COMPILATIONS_PER_SIZE} for {sizes_text}, because its inputs or settings "
                 "differ from step to step (TORCH_LOGS=recompiles says how); keep them the same, or "
                 "use engine.compile=false"
-            )
-            raise BatchscapeError(msg) from error
+            ) from error
 
 
 _COLLECTIVE_TIMEOUT_S = 1800.0
@@ -100,14 +99,14 @@ def main(run_dir: str, rank: int) -> int:
     return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
 
 
+@dataclass
 class _RankState:
     """How far a rank has come, for the report of a failure."""
 
-    def __init__(self) -> None:
-        self.has_outcome = False
-        self.spec: RunSpec | None = None
-        self.training: Training | None = None
-        self.device: torch.device | None = None
+    has_outcome: bool = False
+    spec: RunSpec | None = None
+    training: Training | None = None
+    device: torch.device | None = None
 
 
 def _write_outcome(folder: RunFolder, rank: int, outcome: Outcome, state: _RankState) -> None:
@@ -130,15 +129,12 @@ def _train(folder: RunFolder, rank: int, begin: float, state: _RankState) -> Out
     # Where no hang is judged, no collective may end the run either.
     timeout_s = _NEVER_S if outside_s is None else max(_COLLECTIVE_TIMEOUT_S, 2 * outside_s)
     with _process_group(launch, rank, device, timeout_s), ExitStack() as contexts:
-        branch_point = None
-        if "begins" in launch:
-            branch_point = BranchPoint(folder, launch["begins"]["trunk"])
-        training = Training(
+        begins = launch.get("begins")
+        training = state.training = Training(
             *(spec, folder, rank, device, launch["attempt"]),
             branch_steps=launch.get("keeps", ()),
-            branch_point=branch_point,
+            branch_point=None if begins is None else BranchPoint(folder, begins["trunk"]),
         )
-        state.training = training
         signal.signal(signal.SIGTERM, lambda *_: training.request_stop())
         ranks_on_device = 1
         if is_accelerator(device):
@@ -150,27 +146,8 @@ def _train(folder: RunFolder, rank: int, begin: float, state: _RankState) -> Out
             contexts.enter_context(code_for_each_size(training.micro_batch_size_count))
         memory = MemoryPhases(device, measure=spec.config.measure.memory)
         memory.rehearse(training)
-        startup_s: float | None = None
-
-        def enter(phase: str) -> None:
-            nonlocal startup_s
-            if startup_s is None and phase in {"first_backward", "steady"}:
-                excluded_s = training.evaluation_s + sum(training.compilations_s)
-                startup_s = time.perf_counter() - begin - excluded_s
-            memory.enter(phase)
-
-        outcome = training.run(enter)
-        write_rank_row(
-            folder,
-            launch,
-            training,
-            rank=rank,
-            device=device,
-            memory=memory.report(),
-            startup_s=startup_s,
-            memory_probe_s=memory.probe_s,
-            peak_taken_gib=memory.peak_taken_gib(),
-        )
+        outcome = training.run(memory.enter)
+        write_rank_row(folder, launch, training, memory, rank=rank, device=device, begin=begin)
         # The outcome is written before the teardown, which may hang or fail.
         _write_outcome(folder, rank, replace(outcome, phase=str(last_beat().phase)), state)
         # Nothing may hold the wrapped model when the process group ends.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,7 +92,7 @@ class ActiveRun:
     @property
     def last_row(self) -> dict[str, Any]:
         """Latest row of optimizer steps; empty where no row can be read."""
-        with contextlib.suppress(RecordError):
+        with suppress(RecordError):
             return last_row(self.folder.lines("steps"))
         return {}
 
@@ -123,13 +122,13 @@ class ActiveRun:
         if self._spoil_reason is None:
             self._spoil_reason = reason
             # Now, for the case that this launcher is killed; else `_conclude` writes it last.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self._write_spoiled()
 
     def _write_spoiled(self) -> None:
         if self._spoil_reason is None:
             return
-        with contextlib.suppress(RecordError):  # a damaged record tells no valid times either
+        with suppress(RecordError):  # a damaged record tells no valid times either
             launch = read_json(self.folder.launch)
             invalidate_times(launch, self._spoil_reason)
             write_json(self.folder.launch, launch)
@@ -147,7 +146,7 @@ class ActiveRun:
         RunStatus or None
             How the run ended, already written, once no rank is left.
         """
-        with contextlib.suppress(RecordError):  # the end of the run reports the damage
+        with suppress(RecordError):  # the end of the run reports the damage
             self._read_outcomes()
         for rank_exit in exits:
             self.exits[rank_exit.rank] = rank_exit
@@ -251,7 +250,7 @@ class ActiveRun:
         run_end = RunEnd(status, reason=reason, cause=cause)
         self.status.note_end(run_end, self._ended_at())
         self.status.seal = {}
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.status.write(self.folder.status)
 
     def _ended_at(self) -> float:
@@ -460,11 +459,10 @@ class Attempts:
             earlier_launch = read_json(folder.launch)
             if (model := earlier_launch.get("device_model")) != launch["device_model"]:
                 # Times of two device models cannot be joined.
-                msg = (
+                raise LaunchError(
                     f"it was begun on {model} and cannot go on here, on {launch['device_model']}; "
                     f"delete {folder.path} to begin again"
                 )
-                raise LaunchError(msg)
             launch = _with_earlier_times(earlier_launch, launch)
             launch.pop("begins", None)
             return launch | (

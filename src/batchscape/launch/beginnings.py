@@ -7,10 +7,10 @@ steps and keeps its state after the last of them, the branch point; the other on
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -51,7 +51,7 @@ def find_beginnings(specs: Sequence[RunSpec], sweep: SweepFolder) -> dict[str, B
     kept_steps_by_run, trunks = {}, []
     for folder in sweep.run_folders() if is_wanted else ():
         if folder.path.name not in run_ids and (branch_points := folder.branch_points()):
-            with contextlib.suppress(RecordError):
+            with suppress(RecordError):
                 trunks.append(RunSpec.read(folder.config))
                 kept_steps_by_run[folder.path.name] = [
                     int(path.name.rpartition("-")[2]) for path in branch_points
@@ -238,7 +238,7 @@ class Branches:
         hidden = folder.beginning.with_name(f".{folder.beginning.name}")
         shutil.rmtree(hidden, ignore_errors=True)
         hidden.mkdir(parents=True)
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             for path in point_folder.iterdir():
                 link_or_copy(path, hidden / path.name)
         needed = (folder.lines("steps"), folder.lines("evals"), folder.launch)
@@ -266,11 +266,11 @@ class Branches:
             point_folders = set(folder.branches.iterdir()) if folder.branches.is_dir() else set()
             if point_folders and not self._may_train(run_id):
                 # An earlier command may have asked for more.
-                with contextlib.suppress(RecordError):
+                with suppress(RecordError):
                     kept_steps_of_run |= kept_steps(RunSpec.read(folder.config))
             for point_folder in (
                 point_folders - needed - set(map(folder.branch_point, kept_steps_of_run))
             ):
                 shutil.rmtree(point_folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 folder.branches.rmdir()

@@ -7,7 +7,6 @@ forks a process for it, and this module's `main` is the first function of a spaw
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import importlib
 import io
@@ -19,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
@@ -142,7 +142,7 @@ def _redirect(log: str) -> None:
 def _share_heartbeat(prefix: str, rank: int) -> None:
     """Share the heartbeat, and dump all stacks on SIGUSR1, wherever the rank is stuck."""
     stacks_descriptor = 2
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if prefix:
             share(beats_path(prefix, rank))
             # A file for each rank: stacks that ranks write into one file at the same time mix.

@@ -326,8 +326,7 @@ class DevicePool:
             If no run holds one of them.
         """
         if not all(map(self._is_used, lease.devices)):
-            msg = f"devices {lease.devices} are not leased"
-            raise ValueError(msg)
+            raise ValueError(f"devices {lease.devices} are not leased")
         for device in lease.devices:
             self._free_slots[device] += 1
         self._unlock_unused(lease.devices)

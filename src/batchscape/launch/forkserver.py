@@ -12,7 +12,6 @@ imports but never computes, and reports when that was not enough. Linux only: it
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import json
@@ -26,6 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -106,13 +106,11 @@ class Forked(Processes):
             if message is None:
                 code, printed = self._server.wait(), self._printed()
                 if code < 0:
-                    msg = (
+                    raise ServerKilledError(
                         f"the fork server was killed by signal {-code} while it imported; look at "
                         "the machine's memory"
                     )
-                    raise ServerKilledError(msg)
-                msg = f"the fork server ended with code {code}:\n{printed}"
-                raise ServerError(msg)
+                raise ServerError(f"the fork server ended with code {code}:\n{printed}")
             if message["unsafe"]:
                 raise _UnsafeToForkError(str(message["unsafe"]))
             self._ready = True
@@ -135,13 +133,13 @@ class Forked(Processes):
             try:
                 self._boot()
             except OSError as error:
-                msg = f"the fork server cannot be started again: {error}"
-                raise ServerKilledError(msg) from None
+                raise ServerKilledError(
+                    f"the fork server cannot be started again: {error}"
+                ) from None
         deadline = time.monotonic() + _BOOT_LIMIT_S
         while not self.is_ready(1.0):
             if time.monotonic() > deadline:
-                msg = f"the fork server has not booted within {_BOOT_LIMIT_S:g} s"
-                raise ServerError(msg)
+                raise ServerError(f"the fork server has not booted within {_BOOT_LIMIT_S:g} s")
         self._ranks_by_run[start.run_id] = set(start.rank_numbers)
         try:
             # The first locks matter most; the launcher holds all of them anyway.
@@ -149,8 +147,9 @@ class Forked(Processes):
         except OSError as error:
             # The message was not sent: nobody will report the end of these ranks.
             del self._ranks_by_run[start.run_id]
-            msg = f"{start.run_id} cannot be handed to the fork server: {error}"
-            raise LaunchError(msg) from None
+            raise LaunchError(
+                f"{start.run_id} cannot be handed to the fork server: {error}"
+            ) from None
 
     def wait(self, timeout_s: float) -> list[RankExit]:
         """See `Processes`."""
@@ -187,7 +186,7 @@ class Forked(Processes):
         self._is_gone = True
         # Processes that the ranks have started survive the server; all are in its session.
         for process in psutil.process_iter():
-            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if os.getsid(process.pid) == self._server.pid:
                     process.kill()
         code = self._server.wait()
@@ -219,7 +218,7 @@ class Forked(Processes):
         return json.loads(message) if message else None
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        with contextlib.suppress(ConnectionError):
+        with suppress(ConnectionError):
             socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)
 
 
@@ -376,7 +375,7 @@ class _ForkServer:
         for group in self._groups.values():
             os.killpg(group.leader, signal.SIGKILL)
         _kill_descendants()
-        with contextlib.suppress(ChildProcessError):
+        with suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
 
@@ -408,7 +407,7 @@ class _ForkServer:
                 pid = os.fork()
             except OSError as error:
                 # The disk may be full as well, and there are other runs.
-                with contextlib.suppress(OSError), Path(start.log).open("a") as log:
+                with suppress(OSError), Path(start.log).open("a") as log:
                     log.write(f"batchscape: cannot fork: {error}\n")
                 outside_cause = f"rank {rank} could not be forked: {error}"
                 self._send(
@@ -421,7 +420,7 @@ class _ForkServer:
                 group = self._groups[start.run_id] = _Group(pid, {})
             group.ranks[pid] = rank
             # The child does the same; whichever is first, neither goes on outside of the group.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.setpgid(pid, group.leader)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -432,7 +431,7 @@ class _ForkServer:
             if os.getppid() != self._pid:
                 os._exit(1)
             # Where memory runs out, the system should pick a rank before the launcher.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 die_first()
             # The launcher must see the socket close when the server alone has died.
             for end in (self._channel, self._wake_receiver, self._wake_sender):
@@ -474,12 +473,12 @@ class _ForkServer:
 
     def _send(self, **message: object) -> None:
         # `serve` notices a launcher that is gone when it waits for the next message.
-        with contextlib.suppress(ConnectionError):
+        with suppress(ConnectionError):
             self._channel.send(json.dumps(message).encode())
 
 
 def _kill_descendants() -> None:
     """Kill the processes that ranks started in groups of their own."""
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):
             process.kill()

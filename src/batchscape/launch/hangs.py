@@ -21,7 +21,7 @@ a few seconds.
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,7 +110,7 @@ class HangWatch:
 
     def write_stacks(self, log: Path) -> None:
         """Append the stacks that the ranks have dumped to the log of the run."""
-        with contextlib.suppress(OSError), log.open("ab") as file:
+        with suppress(OSError), log.open("ab") as file:
             for rank, beat in enumerate(self._beats):
                 path = stacks_path(self._prefix, rank)
                 if path.exists() and (dumped := path.read_bytes()):
@@ -122,7 +122,7 @@ class HangWatch:
         for rank, heart in enumerate(self._hearts):
             heart.close()
             for path in (beats_path(self._prefix, rank), stacks_path(self._prefix, rank)):
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     path.unlink(missing_ok=True)
 
     def _note_steps(self, done: int) -> None:

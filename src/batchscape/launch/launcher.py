@@ -162,8 +162,7 @@ class Launcher:
         run_ids = Counter(spec.run_id for spec in self._specs)
         if len(run_ids) < len(self._specs):
             ((repeated_id, _),) = run_ids.most_common(1)
-            msg = f"every run is launched once, but {repeated_id} is given twice"
-            raise LaunchError(msg)
+            raise LaunchError(f"every run is launched once, but {repeated_id} is given twice")
         if not self._specs:
             return SweepResult((), interrupted=False)
         config = self._specs[0].config

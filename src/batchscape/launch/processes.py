@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -90,8 +90,9 @@ class Spawned(Processes):
                     )
             except OSError as error:
                 self._kill(start.run_id)
-                msg = f"rank {rank} of {start.run_id} cannot be started: {error}"
-                raise LaunchError(msg) from None
+                raise LaunchError(
+                    f"rank {rank} of {start.run_id} cannot be started: {error}"
+                ) from None
             self._groups.setdefault(start.run_id, process_of_rank[rank].pid)
 
     def wait(self, timeout_s: float) -> list[RankExit]:
@@ -117,7 +118,7 @@ class Spawned(Processes):
     def signal(self, run_id: str, signal_number: int) -> None:
         """See `Processes`."""
         if run_id in self._groups:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.killpg(self._groups[run_id], signal_number)
 
     def close(self) -> None:

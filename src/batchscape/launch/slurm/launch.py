@@ -78,8 +78,7 @@ def run_on_slurm(
     """
     launcher = specs[0].config.launcher
     if not isinstance(launcher, Slurm):
-        msg = "only launcher=slurm has jobs"
-        raise AssertionError(msg)
+        raise AssertionError("only launcher=slurm has jobs")
     ordered = launch_order(specs)
     check_usable(sweep)
     with sweep_lock(sweep):
@@ -206,8 +205,9 @@ def _submit(path: Path) -> str:
             nodes = sum(group.count for group in partition.groups)
             cores = sorted({group.cpus for group in partition.groups})
             texts.append(f"{partition.name} ({nodes} nodes, cores {cores}, GPUs {gpus} each)")
-        msg = f"no job could be submitted: {error}\nPartitions: {'; '.join(texts)}\nScript: {path}"
-        raise LaunchError(msg) from None
+        raise LaunchError(
+            f"no job could be submitted: {error}\nPartitions: {'; '.join(texts)}\nScript: {path}"
+        ) from None
 
 
 class _Follower:

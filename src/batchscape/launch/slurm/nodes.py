@@ -76,8 +76,7 @@ class Nodes:
         """
         lost_nodes = set(range(len(self._names))) - set(self._channels)
         if lost_nodes:
-            msg = f"node {self._names[min(lost_nodes)]} of this job is lost"
-            raise ServerKilledError(msg)
+            raise ServerKilledError(f"node {self._names[min(lost_nodes)]} of this job is lost")
         # A prediction has one process.
         nodes = len(self._names) if start.ranks > 1 else 1
         ranks_per_node = start.ranks // nodes
@@ -234,8 +233,9 @@ def _connect(
     if should_stop():
         return None
     missing = ", ".join(name for node, name in enumerate(names) if node not in by_node)
-    msg = f"nodes of this job have not started within {_CONNECT_S:g} s: {missing}"
-    raise ServerKilledError(msg)
+    raise ServerKilledError(
+        f"nodes of this job have not started within {_CONNECT_S:g} s: {missing}"
+    )
 
 
 def _boot(
@@ -257,11 +257,9 @@ def _boot(
         try:
             reply = json.loads(channel.recv_bytes())
         except (OSError, EOFError):
-            msg = f"node {name} of this job is lost"
-            raise ServerKilledError(msg) from None
+            raise ServerKilledError(f"node {name} of this job is lost") from None
         if reply["error"] is not None:
-            msg = f"node {name}: {reply['error']}"
-            raise LaunchError(msg)
+            raise LaunchError(f"node {name}: {reply['error']}")
         method, note = reply["method"], reply["note"] or note
     return Nodes(names, channels, method, note)
 

@@ -179,8 +179,7 @@ class JobOrder:
             launcher = _LAUNCHER.validate_json(json.dumps(content["launcher"]))
             return cls(tuple(content["runs"]), launcher, content["command"])
         except (KeyError, TypeError, ValueError) as error:
-            msg = f"{path} is damaged: {error}"
-            raise DamageError(msg) from None
+            raise DamageError(f"{path} is damaged: {error}") from None
 
     def extended(self, sweep: SweepFolder) -> JobOrder:
         """Return this order with the runs of the earlier order added: jobs work on these."""

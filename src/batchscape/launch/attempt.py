@@ -6,10 +6,11 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT, Start
 from batchscape.launch.devices import Lease, launch_record
 from batchscape.launch.forkserver import ServerError
 from batchscape.launch.hangs import HangWatch
+from batchscape.launch.predictions import Predictions
 from batchscape.launch.processes import Processes
 from batchscape.measure.oom_kills import oom_kills
 from batchscape.record.claims import RunClaim
@@ -336,44 +338,26 @@ def _with_earlier_times(
     return launch
 
 
+@dataclass(frozen=True)
 class Attempts:
-    """Starts the attempts of one launch.
+    """Starts the attempts of one launch."""
 
-    Parameters
-    ----------
-    sweep : SweepFolder
-    machine : Machine
-    processes : Processes
-    scratch : Path
-        Folder on this machine for the meeting points of ranks.
-    predictions : mapping of str to mapping
-        Content of `prediction.json`, by run; only a first attempt writes it.
-    entry : str
-        Entry point of the ranks of our own loop.
-    command : str or None
-        The command of the launch, recorded with each run.
-    branches : Branches
-    """
+    sweep: SweepFolder
+    machine: Machine
+    processes: Processes
+    scratch: Path
+    """Folder on this machine for the meeting points of ranks."""
+    predictions: Predictions
+    """Only a first attempt writes that of its run."""
+    entry: str
+    """Entry point of the ranks of our own loop."""
+    command: str | None
+    """The command of the launch, recorded with each run."""
+    branches: Branches
 
-    def __init__(
-        self,
-        sweep: SweepFolder,
-        machine: Machine,
-        processes: Processes,
-        scratch: Path,
-        *,
-        predictions: Mapping[str, Mapping[str, Any]],
-        entry: str,
-        command: str | None,
-        branches: Branches,
-    ) -> None:
-        self._branches = branches
-        self._sweep, self._machine = sweep, machine
-        self._processes = processes
-        self._scratch = scratch
-        self._predictions = predictions
-        self._entry, self._command = entry, command
-        self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
+    @cached_property
+    def _environment(self) -> dict[str, Any]:
+        return environment({**os.environ, **WORKER_ENVIRONMENT}, self.machine.cpu_cores)
 
     def begin(
         self, spec: RunSpec, lease: Lease, claim: RunClaim, *, has_other_launchers: bool
@@ -402,7 +386,7 @@ class Attempts:
         OSError
             If the folder cannot be written to.
         """
-        folder = self._sweep.run(spec.run_id)
+        folder = self.sweep.run(spec.run_id)
         state = read_state(folder, spec, is_ours=True)
         launch = self._launch_record(spec, state, lease, has_other_launchers=has_other_launchers)
         # Ranks meet where no earlier attempt has left files.
@@ -413,14 +397,14 @@ class Attempts:
             # The disk of temporary files may be full while that of the sweep is not.
             raise disk_error(error, Path(meeting_prefix)) from error
         # By UUID: the numbers of NVML and of CUDA may differ.
-        uuid_by_index = {device.index: device.uuid for device in self._machine.cuda_devices}
+        uuid_by_index = {device.index: device.uuid for device in self.machine.cuda_devices}
         uuids = [uuid_by_index[i] for i in lease.devices] if spec.device_type == "cuda" else []
         start = Start(
             run_id=spec.run_id,
             run_dir=str(folder.path.absolute()),
             log=str(folder.log.absolute()),
             ranks=spec.processes,
-            entry=COMMAND_WORKER if spec.is_program else self._entry,
+            entry=COMMAND_WORKER if spec.is_program else self.entry,
             environment={"CUDA_VISIBLE_DEVICES": ",".join(uuids)},
             heartbeat_prefix=meeting_prefix,
         )
@@ -428,9 +412,9 @@ class Attempts:
             cleanup.callback(hangs.close)
             status = self._write_start(spec, state, launch)
             log_offset = folder.log.stat().st_size if folder.log.exists() else 0
-            active = ActiveRun(spec, folder, status, self._processes, log_offset, hangs)
+            active = ActiveRun(spec, folder, status, self.processes, log_offset, hangs)
             try:
-                self._processes.start(start, (*claim.descriptors, *lease.locks))
+                self.processes.start(start, (*claim.descriptors, *lease.locks))
             except ServerError:
                 # The server is at fault and not this run, whose turn will come.
                 state.record.write(folder.status)
@@ -448,12 +432,12 @@ class Attempts:
         folder, attempt = state.folder, len(state.record.attempts)
         launch = {
             "attempt": attempt,
-            **launch_record(spec, lease, self._machine, has_other_launchers=has_other_launchers),
-            "start_method": self._processes.method,
-            "command": self._command,
-            "rendezvous": str(self._scratch / f"{spec.run_id}-{attempt}"),
-            **self._processes.node_entries(),
-            **self._branches.launch_record(spec),
+            **launch_record(spec, lease, self.machine, has_other_launchers=has_other_launchers),
+            "start_method": self.processes.method,
+            "command": self.command,
+            "rendezvous": str(self.scratch / f"{spec.run_id}-{attempt}"),
+            **self.processes.node_entries(),
+            **self.branches.launch_record(spec),
         }
         if state.goes_on:
             earlier_launch = read_json(folder.launch)
@@ -490,7 +474,7 @@ class Attempts:
             leftover.unlink(missing_ok=True)
         spec.write(folder.config)
         write_json(folder.environment, self._environment)
-        prediction = self._predictions.get(spec.run_id)
+        prediction = self.predictions.get(spec.run_id)
         if prediction is not None and not attempts:
             write_json(folder.prediction, dict(prediction))
         write_json(folder.launch, launch)

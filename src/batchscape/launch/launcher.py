@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
@@ -22,10 +22,10 @@ from batchscape.launch.forkserver import ServerError, ServerKilledError, open_pr
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.oom_knowledge import OomKnowledge
 from batchscape.launch.placement import Placement
-from batchscape.launch.predictions import predict, predictions_of_equal_runs, run_time_predictions
+from batchscape.launch.predictions import Predictions, predict, predictions_of_equal_runs
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
-from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, statuses_to_retry
+from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.launch.scratch import scratch_folder
@@ -109,9 +109,8 @@ class Launcher:
         runs of other launchers, and mirrors nothing.
     """
 
-    _remaining: RemainingRuns
+    _runs: RemainingRuns
     _processes: Processes
-    _claims: ClaimedRuns
     _placement: Placement
     _attempts: Attempts
     _oom: OomKnowledge
@@ -141,12 +140,12 @@ class Launcher:
         total = len(specs) if steering is None else steering.runs
         self._progress = Progress(console or OutgoingConsole(), total, values)
         self._presence, self._interrupts = Presence(), Interrupts()
-        self._predictions: dict[str, Mapping[str, Any]] = {}
+        self._predictions: Predictions = {}
+        self._queue: deque[RunSpec] = deque()
         self._results_at_request = -1
         self._stop_reason: str | None = None
         self._equal_failures: str | None = None
         self._retries: Counter[str] = Counter()
-        self._retry_queue: list[RunSpec] = []
         self._active: dict[str, ActiveRun] = {}
         self._results: dict[str, RunResult] = {}
 
@@ -168,14 +167,13 @@ class Launcher:
         config = self._specs[0].config
         check_usable(self._sweep)
         with sweep_lock(self._sweep), ExitStack() as stack:
-            self._remaining = RemainingRuns(
-                self._specs, self._sweep, statuses_to_retry(config.launcher.retry)
-            )
-            missing = self._remaining.missing
+            retry = statuses_to_retry(config.launcher.retry)
+            self._runs = RemainingRuns(self._specs, self._sweep, retry, waits=not self._is_part)
+            missing = self._runs.missing
             tracker = NoTracker("none") if self._is_part else config.tracker
             is_live = may_mirror_live(missing, self._machine.cpu_cores)
             mirror = Mirror(tracker, self._sweep, live=is_live)
-            self._progress.runs_skipped(list(self._remaining.settled.values()))
+            self._progress.runs_skipped(list(self._runs.settled.values()))
             specs_that_share = self._specs if self._entry == WORKER else ()
             self._branches = Branches(specs_that_share, self._sweep, self._may_train)
             if missing:
@@ -187,7 +185,7 @@ class Launcher:
         interrupted = self._interrupts.count > 0
         with self._presence:
             note = mirror.finish(interrupted=interrupted)
-        runs = self._remaining.results(self._results)
+        runs = self._runs.results(self._results)
         result = SweepResult(runs, interrupted, self._stop_reason, note, mirror.summary())
         self._progress.summary(result)
         return result
@@ -213,13 +211,12 @@ class Launcher:
             if processes is None:
                 return
             self._processes = processes
-            self._claims = ClaimedRuns(self._sweep, self._remaining, waits=not self._is_part)
-            stack.callback(self._claims.release_all)
+            stack.callback(self._runs.release_all)
             stack.callback(processes.close)
             scratch = stack.enter_context(scratch_folder())
             if self._entry == WORKER:
                 self._predictions, trouble = predict(
-                    self._remaining.specs,
+                    self._runs.specs,
                     missing,
                     self._sweep,
                     processes,
@@ -228,51 +225,48 @@ class Launcher:
                 )
                 if trouble is not None:
                     self._progress.warn(trouble)
-            predicted_times = run_time_predictions(self._predictions)
             self._placement = Placement(
                 missing[0],
                 self._machine,
-                predicted_times,
+                self._predictions,
                 self._progress.warn,
                 own_share=self._branches.own_share,
             )
-            for spec in self._remaining.specs:
-                if (status := self._remaining.statuses.get(spec.run_id)) is not None:
+            for spec in self._runs.specs:
+                if (status := self._runs.statuses.get(spec.run_id)) is not None:
                     self._placement.learn(spec, status)
             self._attempts = Attempts(
                 self._sweep,
                 self._machine,
                 processes,
                 scratch,
-                predictions=self._predictions,
-                entry=self._entry,
-                command=self._command,
-                branches=self._branches,
+                self._predictions,
+                self._entry,
+                self._command,
+                self._branches,
             )
             self._oom = OomKnowledge(missing, self._sweep, self._machine, self._predictions)
+            self._queue.extend(missing)
             with self._progress:
-                self._work_off(deque(missing))
+                self._work_off()
 
-    def _work_off(self, queue: deque[RunSpec]) -> None:
+    def _work_off(self) -> None:
         """Run the queue, until it is empty or a signal stops it."""
         while True:
             goes_on = not self._stop_if_asked()
             if goes_on:
-                queue.extend(self._claims.due())
-                queue.extend(self._retry_queue)
-                self._retry_queue.clear()
-                queue.extend(self._request_runs())
-                self._start_runs(queue)
+                self._queue.extend((*self._runs.due(), *self._request_runs()))
+                self._start_runs()
             if not goes_on or self._stop_reason is not None:
                 self._placement.close()
             if not self._active:
-                if not (goes_on and (queue or self._claims.waits_for_others)):
+                if not (goes_on and (self._queue or self._runs.waits_for_others)):
                     return
                 self._presence.hide()
-                waiting_text = self._placement.why_waiting or self._claims.describe_waiting()
+                waiting_text = self._placement.why_waiting or self._runs.describe_waiting()
                 self._progress.note_waiting(waiting_text)
             exits = self._processes.wait(_POLL_S)
-            for name in self._claims.renew({rank_exit.run_id for rank_exit in exits}):
+            for name in self._runs.renew({rank_exit.run_id for rank_exit in exits}):
                 self._give_up(name)
             # A launcher that came while a run ended has disturbed it, too.
             has_other_launchers = self._presence.has_others(0.0 if exits else _LOOK_S)
@@ -282,7 +276,7 @@ class Launcher:
                 self._watch(run, exits)
             self._progress.update(
                 list(self._active.values()),
-                partial(self._placement.left_s, self._active, queue),
+                partial(self._placement.left_s, self._active, self._queue),
             )
 
     def _request_runs(self) -> list[RunSpec]:
@@ -290,12 +284,12 @@ class Launcher:
         if self._steering is None or len(self._results) == self._results_at_request:
             return []
         self._results_at_request = len(self._results)
-        while specs := self._steering.next_runs({*self._results, *self._remaining.settled}):
-            missing = self._remaining.add(specs)
-            settled = (self._remaining.settled.get(spec.run_id) for spec in specs)
+        while specs := self._steering.next_runs({*self._results, *self._runs.settled}):
+            missing = self._runs.add(specs)
+            settled = (self._runs.settled.get(spec.run_id) for spec in specs)
             self._progress.runs_skipped([result for result in settled if result is not None])
             self._predictions |= predictions_of_equal_runs(
-                missing, self._remaining.specs, self._predictions
+                missing, self._runs.specs, self._predictions
             )
             if missing:
                 return missing
@@ -313,7 +307,7 @@ class Launcher:
 
     def _may_train(self, run_id: str) -> bool:
         """Whether a run may still train in this launch."""
-        return run_id not in self._results and run_id not in self._remaining.settled
+        return run_id not in self._results and run_id not in self._runs.settled
 
     def _stop(self, reason: str) -> None:
         """Start no more runs."""
@@ -340,10 +334,10 @@ class Launcher:
                 run.kill()
         return True
 
-    def _start_runs(self, queue: deque[RunSpec]) -> None:
+    def _start_runs(self) -> None:
         """Start runs while there are devices for the next one."""
-        waiting = self._placement.waiting
-        if waiting is not None and waiting in queue and self._claims.is_claimed_by_other(waiting):
+        queue, waiting = self._queue, self._placement.waiting
+        if waiting is not None and waiting in queue and self._runs.is_claimed_by_other(waiting):
             # Nobody waits for devices for a run that another launcher has.
             queue.remove(waiting)
         if queue and self._equal_failures is not None:
@@ -365,7 +359,7 @@ class Launcher:
     def _try_to_begin(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
         try:
-            claim_or_result = self._claims.take(spec)
+            claim_or_result = self._runs.take(spec)
             if claim_or_result is None:
                 return None
             if isinstance(claim_or_result, RunResult):
@@ -387,9 +381,9 @@ class Launcher:
             return run
         except ServerError as error:
             self._stop(f"no process can be started any more: {error}")
-            self._claims.release(spec.run_id, Status.PENDING)
+            self._runs.release(spec.run_id, Status.PENDING)
         except (BatchscapeError, OSError) as error:
-            self._claims.release(spec.run_id, Status.FAILED)
+            self._runs.release(spec.run_id, Status.FAILED)
             cause = as_disk_error(error, self._sweep.path)
             if isinstance(cause, DiskError):
                 self._stop_for_the_disk(str(cause))  # the run is as open as it was
@@ -404,7 +398,7 @@ class Launcher:
             write_json(folder.prediction, dict(prediction))
         status = RunStatus(Status.REJECTED, reason=reason, cause=Cause.OUT_OF_MEMORY)
         status.write(folder.status)
-        self._claims.release(spec.run_id, status.status)
+        self._runs.release(spec.run_id, status.status)
         self._refuse(RunResult.of(folder, status))
 
     def _end(self, run: ActiveRun, status: RunStatus) -> None:
@@ -420,7 +414,7 @@ class Launcher:
         goes_on = not self._interrupts.count and self._stop_reason is None
         if goes_on and self._retry(run, status):
             return
-        self._claims.release(run.spec.run_id, status.status)
+        self._runs.release(run.spec.run_id, status.status)
         self._oom.learn(run.spec)
         result = RunResult.of(run.folder, status)
         self._settle(result)
@@ -432,7 +426,7 @@ class Launcher:
         """Settle a run that another launcher has taken over, as this one was cut off."""
         reason = "another launcher took it over, as this one was silent for too long"
         run = self._active.pop(run_id, None)
-        self._retry_queue = [spec for spec in self._retry_queue if spec.run_id != run_id]
+        self._queue = deque(spec for spec in self._queue if spec.run_id != run_id)
         if run is not None:
             run.kill()
             run.hangs.close()
@@ -459,7 +453,7 @@ class Launcher:
         except OSError:
             return False
         self._progress.run_retried(run_id, str(opened.reason))
-        self._retry_queue.append(run.spec)
+        self._queue.append(run.spec)
         return True
 
     def _settle(self, result: RunResult) -> None:

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.launch.devices import OTHER_LAUNCHER
+from batchscape.launch.predictions import Predictions
 from batchscape.plan.room import room_gib, why_too_large
 from batchscape.record.disk import read_each
 from batchscape.record.files import read_json
@@ -46,7 +47,7 @@ class OomKnowledge:
         Runs of earlier launches count.
     machine : Machine
         Runs that ran out of memory on other devices do not count.
-    predictions : mapping of str to mapping
+    predictions : dict of str to mapping
         Content of `prediction.json`, by run.
     """
 
@@ -55,7 +56,7 @@ class OomKnowledge:
         queue: Sequence[RunSpec],
         sweep: SweepFolder,
         machine: Machine,
-        predictions: Mapping[str, Mapping[str, Any]],
+        predictions: Predictions,
     ) -> None:
         self._sweep = sweep
         self._predictions = predictions

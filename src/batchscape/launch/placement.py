@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from batchscape.config import Local
 from batchscape.launch.devices import DeviceLocks, DevicePool, Lease
+from batchscape.launch.predictions import Predictions
 from batchscape.launch.schedule import makespan_s
 from batchscape.record.overview import remaining_s
 from batchscape.record.spec import RunSpec
@@ -40,8 +41,8 @@ class Placement:
         One of the runs of the launch, which share its launcher and type of devices. The plan has
         rejected runs with more ranks than may share these devices.
     machine : Machine
-    predicted_times : mapping of str to tuple of (str, float)
-        Method and value of the predicted time of a whole run, in seconds, by `run_id`.
+    predictions : dict of str to mapping
+        Content of `prediction.json`, by run; the caller may add runs to it.
     warn : callable
         Takes the warning that devices cannot be locked.
     own_share : callable, optional
@@ -52,7 +53,7 @@ class Placement:
         self,
         spec: RunSpec,
         machine: Machine,
-        predicted_times: Mapping[str, tuple[str, float]],
+        predictions: Predictions,
         warn: Callable[[str], None],
         *,
         own_share: Callable[[RunSpec], float] = lambda _: 1.0,
@@ -73,7 +74,7 @@ class Placement:
         self.waiting: RunSpec | None = None
         """The run at the head of the queue, for which there is no room."""
         self._paused_until_s = -math.inf
-        self._predicted_times, self._own_share = predicted_times, own_share
+        self._predictions, self._own_share = predictions, own_share
         self._sealed_s = self._sealed_samples = 0.0
         """Sums over the sealed runs of the sweep."""
         self._times_by_method: dict[str, tuple[float, float]] = {}
@@ -139,14 +140,20 @@ class Placement:
         sealed runs that were predicted by the same method. Where there is no prediction, it is the
         time per sample of the sealed runs, multiplied by the samples of the run.
         """
-        if spec.run_id not in self._predicted_times:
+        predicted = self._predicted(spec)
+        if predicted is None:
             if not self._sealed_samples:
                 return math.nan
             own_samples = spec.trained_samples * self._own_share(spec)
             return self._sealed_s / self._sealed_samples * own_samples
-        method, predicted_s = self._predicted_times[spec.run_id]
+        method, predicted_s = predicted
         measured_sum_s, predicted_sum_s = self._times_by_method.get(method, (1.0, 1.0))
         return predicted_s * self._own_share(spec) * measured_sum_s / predicted_sum_s
+
+    def _predicted(self, spec: RunSpec) -> tuple[str, float] | None:
+        """Return method and value of the predicted time of a whole run, in seconds."""
+        time_s = self._predictions.get(spec.run_id, {}).get("run_time_s")
+        return (time_s["method"], time_s["value"]) if time_s and time_s["value"] else None
 
     def _sort_key(self, spec: RunSpec) -> float:
         """Sort runs of unknown time first, then the longest."""
@@ -184,8 +191,8 @@ class Placement:
         measured_s = sum(max(0.0, end - start) for start, end in spans if end is not None)
         self._sealed_s += measured_s
         self._sealed_samples += samples
-        if spec.run_id in self._predicted_times:
-            method, predicted_s = self._predicted_times[spec.run_id]
+        if (predicted := self._predicted(spec)) is not None:
+            method, predicted_s = predicted
             measured_sum_s, predicted_sum_s = self._times_by_method.get(method, (0.0, 0.0))
             predicted_sum_s += predicted_s * samples / spec.trained_samples
             self._times_by_method[method] = measured_sum_s + measured_s, predicted_sum_s

@@ -26,6 +26,9 @@ _LONGEST_S = 120.0
 _LOOK_S = 0.2
 _NAME = "prediction"
 
+Predictions = dict[str, Mapping[str, Any]]
+"""Content of `prediction.json`, by run."""
+
 
 def predict(
     specs: Iterable[RunSpec],
@@ -35,7 +38,7 @@ def predict(
     scratch: Path,
     *,
     should_stop: Callable[[], bool],
-) -> tuple[dict[str, Mapping[str, Any]], str | None]:
+) -> tuple[Predictions, str | None]:
     """Predict memory and time of runs, in a process of its own: models may be code of the user.
 
     Parameters
@@ -59,7 +62,7 @@ def predict(
     trouble : str or None
         Why runs are not predicted; the launch goes on without.
     """
-    predictions: dict[str, Mapping[str, Any]] = {}
+    predictions: Predictions = {}
     for spec in specs:
         with suppress(BatchscapeError):  # the launch of the run reports the error
             path = sweep.run(spec.run_id).prediction
@@ -99,10 +102,8 @@ def predict(
 
 
 def predictions_of_equal_runs(
-    specs: Iterable[RunSpec],
-    other_specs: Iterable[RunSpec],
-    predictions: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Mapping[str, Any]]:
+    specs: Iterable[RunSpec], other_specs: Iterable[RunSpec], predictions: Predictions
+) -> Predictions:
     """Return predictions of runs, taken from other runs that need the same memory and time."""
 
     def key(spec: RunSpec) -> tuple[str, str, str]:
@@ -113,15 +114,3 @@ def predictions_of_equal_runs(
         key(spec): predictions[spec.run_id] for spec in other_specs if spec.run_id in predictions
     }
     return {spec.run_id: by_key[key(spec)] for spec in specs if key(spec) in by_key}
-
-
-def run_time_predictions(
-    predictions: Mapping[str, Mapping[str, Any]],
-) -> dict[str, tuple[str, float]]:
-    """Return method and value of the predicted times of whole runs, in seconds."""
-    times = {run: prediction.get("run_time_s") for run, prediction in predictions.items()}
-    return {
-        run: (figure["method"], figure["value"])
-        for run, figure in times.items()
-        if figure is not None and figure["value"]
-    }

@@ -112,7 +112,7 @@ def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:
         progress.update([run], unknown)
         summary = {"final_loss": 1.5, "final_eval_loss": 2.0, "tokens_per_s": 12345.6}
         progress.run_ended(run.spec, ended(Status.COMPLETED, summary=summary), None, 0.0)
-        progress.run_refused(RunResult("b", Status.FAILED, "too wide", Path("log")))
+        progress.run_settled(RunResult("b", Status.FAILED, "too wide", Path("log")))
         progress.run_ended(run.spec, ended(Status.DIVERGED, reason="not finite"), None, 0.0)
     assert output.getvalue().splitlines() == [
         "[1/3] completes-d2 started (2 ranks, attempt 2)",

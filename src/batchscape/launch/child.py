@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from batchscape.outgoing import redact
+from batchscape.record.files import end_of
 from batchscape.record.heartbeat import beats_path, share, stacks_path
 
 WORKER = "batchscape.train.worker:main"
@@ -43,6 +44,8 @@ WORKER_ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """Environment of every process that trains, set before its first import."""
+
+_LOG_TAIL_BYTES = 4096
 
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[3:]; "
@@ -117,6 +120,12 @@ def main(start_text: str, rank: str) -> NoReturn:
 
     threading.Thread(target=die_with_launcher, daemon=True).start()
     live(Start(**json.loads(start_text)), int(rank))
+
+
+def last_line(log: Path, offset: int = 0) -> str | None:
+    """Return the last line that ranks have printed into a log, behind an offset; None without."""
+    text = end_of(log, _LOG_TAIL_BYTES, offset).decode(errors="replace")
+    return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), None)
 
 
 def _redirect(log: str) -> None:

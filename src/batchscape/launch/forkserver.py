@@ -24,9 +24,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,7 +39,7 @@ from batchscape.launch.child import (
     live,
     start_interpreter,
 )
-from batchscape.launch.processes import Processes, Spawned
+from batchscape.launch.processes import Processes, ShouldStop, Spawned
 from batchscape.record.instants import now
 from batchscape.record.status import RankExit
 from batchscape.system import adopt_orphans, die_first, end_with_parent, threads
@@ -71,7 +71,7 @@ class Forked(Processes):
     def __init__(self, entry: str, also_preload: str = "") -> None:
         self.note: str | None = None
         self._preloaded = f"{entry} {also_preload}"
-        self._ranks_by_run: dict[str, set[int]] = {}
+        self._living_ranks: set[tuple[str, int]] = set()
         self._unreported: list[RankExit] = []
         self._boot()
 
@@ -104,13 +104,12 @@ class Forked(Processes):
         if not self._ready and self._readable(timeout_s):
             message = self._receive()
             if message is None:
-                code, printed = self._server.wait(), self._printed()
-                if code < 0:
+                if (code := self._server.wait()) < 0:
                     raise ServerKilledError(
                         f"the fork server was killed by signal {-code} while it imported; look at "
                         "the machine's memory"
                     )
-                raise ServerError(f"the fork server ended with code {code}:\n{printed}")
+                raise ServerError(f"the fork server ended with code {code}:\n{self._printed()}")
             if message["unsafe"]:
                 raise _UnsafeToForkError(str(message["unsafe"]))
             self._ready = True
@@ -140,13 +139,14 @@ class Forked(Processes):
         while not self.is_ready(1.0):
             if time.monotonic() > deadline:
                 raise ServerError(f"the fork server has not booted within {_BOOT_LIMIT_S:g} s")
-        self._ranks_by_run[start.run_id] = set(start.rank_numbers)
+        ranks = {(start.run_id, rank) for rank in start.rank_numbers}
+        self._living_ranks |= ranks
         try:
             # The first locks matter most; the launcher holds all of them anyway.
             self._send(asdict(start), keep_open[:_MOST_DESCRIPTORS])
         except OSError as error:
             # The message was not sent: nobody will report the end of these ranks.
-            del self._ranks_by_run[start.run_id]
+            self._living_ranks -= ranks
             raise LaunchError(
                 f"{start.run_id} cannot be handed to the fork server: {error}"
             ) from None
@@ -164,7 +164,7 @@ class Forked(Processes):
                 return exits + self._bury_all()
             if "run_id" in message:
                 rank_exit = RankExit(**message)
-                self._ranks_by_run[rank_exit.run_id].discard(rank_exit.rank)
+                self._living_ranks.discard((rank_exit.run_id, rank_exit.rank))
                 exits.append(rank_exit)
         return exits
 
@@ -197,10 +197,9 @@ class Forked(Processes):
         outside_cause = f"the fork server died ({end_text}), and the ranks of the run with it"
         exits = [
             RankExit(run_id, rank, -signal.SIGKILL, at, outside_cause)
-            for run_id, ranks in self._ranks_by_run.items()
-            for rank in sorted(ranks)
+            for run_id, rank in sorted(self._living_ranks)
         ]
-        self._ranks_by_run.clear()
+        self._living_ranks.clear()
         return exits
 
     def _printed(self) -> str:
@@ -224,7 +223,7 @@ class Forked(Processes):
 
 def open_processes(
     entry: str,
-    should_stop: Callable[[], bool],
+    should_stop: ShouldStop,
     also_preload: str = "",
     *,
     method: str | None = None,
@@ -252,22 +251,18 @@ def open_processes(
     LaunchError
         If the fork server cannot boot, or forking was asked for and is unsafe.
     """
-    if method is None:
-        method = "fork" if sys.platform == "linux" else "spawn"
-    if method == "spawn":
+    if (method or ("fork" if sys.platform == "linux" else "spawn")) == "spawn":
         return Spawned()
-    server = Forked(entry, also_preload)
-    try:
-        while not should_stop():
-            if server.is_ready(0.1):
-                return server
-    except _UnsafeToForkError as error:
-        server.close()
-        return Spawned(f"every rank imports for itself, which takes seconds: {error}")
-    except BaseException:
-        server.close()
-        raise
-    server.close()
+    with ExitStack() as cleanup:
+        server = Forked(entry, also_preload)
+        cleanup.callback(server.close)
+        try:
+            while not should_stop():
+                if server.is_ready(0.1):
+                    cleanup.pop_all()
+                    return server
+        except _UnsafeToForkError as error:
+            return Spawned(f"every rank imports for itself, which takes seconds: {error}")
     return None
 
 
@@ -281,16 +276,6 @@ PRELOADED = (
     "torch._dynamo",
 )
 """Modules that every rank needs, slow to import."""
-
-
-@dataclass
-class _Group:
-    """Process group of one run."""
-
-    leader: int
-    """Number of the group; no other group can have it until the last member is reaped."""
-    ranks: dict[int, int]
-    """Rank of each living process, by process id."""
 
 
 def main(channel: str, entry: str) -> NoReturn:
@@ -352,7 +337,11 @@ def _why_unsafe_to_fork() -> str | None:
 class _ForkServer:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._groups: dict[str, _Group] = {}
+        self._leader_by_run: dict[str, int] = {}
+        """Number of the process group of each run; no other group can have it until its last member
+        is reaped."""
+        self._rank_by_pid: dict[int, tuple[str, int]] = {}
+        """Run and rank of each living process."""
         self._pid = os.getpid()
         # Processes that a rank leaves become children of the server, which kills them.
         adopt_orphans()
@@ -372,8 +361,8 @@ class _ForkServer:
                 self._reap()
             if self._channel in readable and not self._answer():
                 break
-        for group in self._groups.values():
-            os.killpg(group.leader, signal.SIGKILL)
+        for leader in self._leader_by_run.values():
+            os.killpg(leader, signal.SIGKILL)
         _kill_descendants()
         with suppress(ChildProcessError):
             while True:
@@ -388,9 +377,8 @@ class _ForkServer:
             return False
         request = json.loads(message)
         if "signal" in request:
-            group = self._groups.get(request["run_id"])
-            if group is not None:
-                os.killpg(group.leader, request["signal"])
+            if (leader := self._leader_by_run.get(request["run_id"])) is not None:
+                os.killpg(leader, request["signal"])
         else:
             self._start(Start(**request))
         for descriptor in descriptors:
@@ -401,7 +389,6 @@ class _ForkServer:
     def _start(self, start: Start) -> None:
         # A signal for a rank must wait until the rank has stopped ignoring it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-        group: _Group | None = None
         for rank in start.rank_numbers:
             try:
                 pid = os.fork()
@@ -415,13 +402,12 @@ class _ForkServer:
                 )
                 continue
             if pid == 0:
-                self._become_rank(start, rank, group.leader if group else 0, mask)
-            if group is None:
-                group = self._groups[start.run_id] = _Group(pid, {})
-            group.ranks[pid] = rank
+                self._become_rank(start, rank, self._leader_by_run.get(start.run_id, 0), mask)
+            self._rank_by_pid[pid] = start.run_id, rank
+            leader = self._leader_by_run.setdefault(start.run_id, pid)
             # The child does the same; whichever is first, neither goes on outside of the group.
             with suppress(OSError):
-                os.setpgid(pid, group.leader)
+                os.setpgid(pid, leader)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _become_rank(self, start: Start, rank: int, leader: int, mask: set[Any]) -> NoReturn:
@@ -457,19 +443,15 @@ class _ForkServer:
             if wait_result is None:
                 return
             pid, at = wait_result.si_pid, now()
-            matches = (item for item in self._groups.items() if pid in item[1].ranks)
-            run_id, group = next(matches, ("", None))
-            if group is not None and len(group.ranks) == 1:
-                os.killpg(group.leader, signal.SIGKILL)
+            run_id, rank = self._rank_by_pid.pop(pid, ("", 0))
+            is_last = bool(run_id) and all(run != run_id for run, _ in self._rank_by_pid.values())
+            if is_last:
+                os.killpg(self._leader_by_run.pop(run_id), signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            if group is None:
-                continue
-            rank = group.ranks.pop(pid)
-            if not group.ranks:
-                del self._groups[run_id]
-                if not self._groups:
-                    _kill_descendants()
-            self._send(run_id=run_id, rank=rank, code=code, at=at)
+            if is_last and not self._leader_by_run:
+                _kill_descendants()
+            if run_id:
+                self._send(run_id=run_id, rank=rank, code=code, at=at)
 
     def _send(self, **message: object) -> None:
         # `serve` notices a launcher that is gone when it waits for the next message.

@@ -9,9 +9,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import NoReturn
 
 _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -25,31 +24,23 @@ class Interrupts:
         self.first: str | None = None
         """Name of the first one."""
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
+    def counted(self) -> AbstractContextManager[None]:
         """Count signals, and restore the earlier handlers."""
-        with _handled((signal.SIGINT, *_TERMINATIONS), self._note):
-            yield
+        return _handled((signal.SIGINT, *_TERMINATIONS), self._note)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
         self.first = self.first or signal.Signals(number).name
 
 
-@contextmanager
-def terminations_as_interrupts() -> Iterator[None]:
+def terminations_as_interrupts() -> AbstractContextManager[None]:
     """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, as SIGINT does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    with _handled(_TERMINATIONS, interrupt):
-        yield
+    return _handled(_TERMINATIONS, signal.default_int_handler)
 
 
 @contextmanager
 def _handled(
-    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
     """Handle signals, and restore the earlier handlers."""
     is_main = threading.current_thread() is threading.main_thread()

@@ -23,7 +23,7 @@ from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.oom_knowledge import OomKnowledge
 from batchscape.launch.placement import Placement
 from batchscape.launch.predictions import Predictions, predict, predictions_of_equal_runs
-from batchscape.launch.processes import Processes
+from batchscape.launch.processes import Processes, ShouldStop
 from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
 
-ProcessOpener = Callable[[str, Callable[[], bool], str], Processes | None]
+ProcessOpener = Callable[[str, ShouldStop, str], Processes | None]
 _POLL_S = 0.5
 """Longest time until a signal or a time limit is noticed; the end of a rank is noticed at once."""
 _LOOK_S = 3.0
@@ -158,10 +158,9 @@ class Launcher:
             If the folder cannot be used, two runs have one name, or no process can be started at
             all.
         """
-        run_ids = Counter(spec.run_id for spec in self._specs)
-        if len(run_ids) < len(self._specs):
-            ((repeated_id, _),) = run_ids.most_common(1)
-            raise LaunchError(f"every run is launched once, but {repeated_id} is given twice")
+        for run_id, count in Counter(spec.run_id for spec in self._specs).items():
+            if count > 1:
+                raise LaunchError(f"every run is launched once, but {run_id} is given twice")
         if not self._specs:
             return SweepResult((), interrupted=False)
         config = self._specs[0].config
@@ -175,7 +174,11 @@ class Launcher:
             mirror = Mirror(tracker, self._sweep, live=is_live)
             self._progress.runs_skipped(list(self._runs.settled.values()))
             specs_that_share = self._specs if self._entry == WORKER else ()
-            self._branches = Branches(specs_that_share, self._sweep, self._may_train)
+            self._branches = Branches(
+                specs_that_share,
+                self._sweep,
+                lambda run_id: run_id not in self._results and run_id not in self._runs.settled,
+            )
             if missing:
                 stack.enter_context(self._presence)
                 with self._interrupts.counted():
@@ -286,8 +289,8 @@ class Launcher:
         self._results_at_request = len(self._results)
         while specs := self._steering.next_runs({*self._results, *self._runs.settled}):
             missing = self._runs.add(specs)
-            settled = (self._runs.settled.get(spec.run_id) for spec in specs)
-            self._progress.runs_skipped([result for result in settled if result is not None])
+            settled = self._runs.settled
+            self._progress.runs_skipped([settled[s.run_id] for s in specs if s.run_id in settled])
             self._predictions |= predictions_of_equal_runs(
                 missing, self._runs.specs, self._predictions
             )
@@ -298,16 +301,11 @@ class Launcher:
     def _watch(self, run: ActiveRun, exits: Iterable[RankExit]) -> None:
         """End a run whose ranks have ended; stop one that the steering cuts."""
         status = run.look(one for one in exits if one.run_id == run.spec.run_id)
+        steering = self._steering if run.stop is None else None
         if status is not None:
             self._end(run, status)
-        elif self._steering is not None and run.stop is None:
-            reason = self._steering.reason_to_cut(run.spec)
-            if reason is not None:
-                run.ask_to_stop(Status.PRUNED, reason)
-
-    def _may_train(self, run_id: str) -> bool:
-        """Whether a run may still train in this launch."""
-        return run_id not in self._results and run_id not in self._runs.settled
+        elif steering is not None and (reason := steering.reason_to_cut(run.spec)) is not None:
+            run.ask_to_stop(Status.PRUNED, reason)
 
     def _stop(self, reason: str) -> None:
         """Start no more runs."""
@@ -364,8 +362,7 @@ class Launcher:
                 return None
             if isinstance(claim_or_result, RunResult):
                 self._oom.learn(spec)
-                self._settle(claim_or_result)
-                self._progress.run_settled(claim_or_result)
+                self._settle_unstarted(claim_or_result)
                 return None
             if (refusal := self._oom.refusal(spec)) is not None:
                 self._reject(spec, refusal)
@@ -381,25 +378,25 @@ class Launcher:
             return run
         except ServerError as error:
             self._stop(f"no process can be started any more: {error}")
-            self._runs.release(spec.run_id, Status.PENDING)
+            self._runs.release(spec.run_id)
         except (BatchscapeError, OSError) as error:
-            self._runs.release(spec.run_id, Status.FAILED)
+            self._runs.release(spec.run_id)
             cause = as_disk_error(error, self._sweep.path)
             if isinstance(cause, DiskError):
                 self._stop_for_the_disk(str(cause))  # the run is as open as it was
             else:
                 log = self._sweep.run(spec.run_id).log
-                self._refuse(RunResult(spec.run_id, Status.FAILED, str(error), log))
+                self._settle_unstarted(RunResult(spec.run_id, Status.FAILED, str(error), log))
         return None
 
     def _reject(self, spec: RunSpec, reason: str) -> None:
         folder = self._sweep.run(spec.run_id)
-        if (prediction := self._predictions.get(spec.run_id)) is not None:
-            write_json(folder.prediction, dict(prediction))
+        if spec.run_id in self._predictions:
+            write_json(folder.prediction, self._predictions[spec.run_id])
         status = RunStatus(Status.REJECTED, reason=reason, cause=Cause.OUT_OF_MEMORY)
         status.write(folder.status)
-        self._runs.release(spec.run_id, status.status)
-        self._refuse(RunResult.of(folder, status))
+        self._runs.release(spec.run_id)
+        self._settle_unstarted(RunResult.of(folder, status))
 
     def _end(self, run: ActiveRun, status: RunStatus) -> None:
         """Give back the devices of a run that has ended; settle it, unless it is tried again."""
@@ -414,7 +411,7 @@ class Launcher:
         goes_on = not self._interrupts.count and self._stop_reason is None
         if goes_on and self._retry(run, status):
             return
-        self._runs.release(run.spec.run_id, status.status)
+        self._runs.release(run.spec.run_id, is_over=status.status.is_sealed)
         self._oom.learn(run.spec)
         result = RunResult.of(run.folder, status)
         self._settle(result)
@@ -432,12 +429,12 @@ class Launcher:
             run.hangs.close()
             self._placement.release(run.spec)
         log = self._sweep.run(run_id).log
-        self._refuse(RunResult(run_id, Status.INTERRUPTED, reason, log, by_another=True))
+        self._settle_unstarted(RunResult(run_id, Status.INTERRUPTED, reason, log, by_another=True))
 
-    def _refuse(self, result: RunResult) -> None:
+    def _settle_unstarted(self, result: RunResult) -> None:
         """Settle a run that does not begin here, or not to its end."""
         self._settle(result)
-        self._progress.run_refused(result)
+        self._progress.run_settled(result)
 
     def _retry(self, run: ActiveRun, status: RunStatus) -> bool:
         """Queue a run again, with its claim, if the machine may have ended it; return if it was."""
@@ -460,8 +457,7 @@ class Launcher:
         """Note how a run ended, and whether the ends so far stop the launch."""
         self._results[result.run_id] = result
         results, max_failures = self._results.values(), self._specs[0].config.launcher.max_failures
-        if (reason := too_many_failures(results, max_failures)) is not None:
+        if max_failures is None:
+            self._equal_failures = equal_failures(results, self._sweep)
+        elif (reason := too_many_failures(results, max_failures)) is not None:
             self._stop(reason)
-        self._equal_failures = (
-            equal_failures(results, self._sweep) if max_failures is None else None
-        )

@@ -17,11 +17,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
-from batchscape.launch.devices import OTHER_LAUNCHER
+from batchscape.launch.devices import OTHER_LAUNCHER, LaunchRecord
 from batchscape.launch.predictions import Predictions
 from batchscape.plan.room import room_gib, why_too_large
 from batchscape.record.disk import read_each
@@ -86,17 +86,17 @@ class OomKnowledge:
         if RunStatus.read(self._sweep.run(spec.run_id).status).attempts:
             return None
         peak = self._predictions.get(spec.run_id, {}).get("peak_allocated_gib", {})
-        reason = why_too_large(spec, peak.get("low"), room_gib(spec, self._machine))
-        if reason is not None:
+        room = room_gib(spec, self._machine)
+        if (reason := why_too_large(spec, peak.get("low"), room)) is not None:
             return f"not launched: {reason}"
-        specs_out_of_memory = self._specs_out_of_memory.get(_memory_key(spec), ())
+        specs_out_of_memory = self._specs_out_of_memory[_memory_key(spec)]
         smaller_specs = [other for other in specs_out_of_memory if _needs_more(spec, other)]
         if not smaller_specs:
             return None
         other = min(smaller_specs, key=lambda run: (_largest_micro(run), run.run_id))
         limit = other.config.device.memory_limit_gib
-        devices = count_text(other.geometry.data_parallel_size, "device")
-        devices = devices if limit is None else f"{devices} of {limit:g} GiB each"
+        each = "" if limit is None else f" of {limit:g} GiB each"
+        devices = count_text(other.geometry.data_parallel_size, "device") + each
         return (
             f"not launched: micro_batch_size {_largest_micro(other)} ran out of memory with "
             f"all else alike on {devices} (run {other.run_id}), and {_largest_micro(spec)} is "
@@ -123,7 +123,7 @@ class OomKnowledge:
         return spec if is_of_device and is_comparable else None
 
 
-def _had_memory_alone(spec: RunSpec, launch: dict[str, Any]) -> bool:
+def _had_memory_alone(spec: RunSpec, launch: LaunchRecord) -> bool:
     """Whether the memory that ran out was the run's alone."""
     if spec.config.device.memory_limit_gib is not None:
         return True
@@ -135,7 +135,7 @@ def _had_memory_alone(spec: RunSpec, launch: dict[str, Any]) -> bool:
     return launch.get("concurrent_runs") == 1 and not had_other_launchers
 
 
-def ran_on(machine: Machine, spec: RunSpec, launch: dict[str, Any]) -> bool:
+def ran_on(machine: Machine, spec: RunSpec, launch: LaunchRecord) -> bool:
     """Whether a run was on devices like those that this machine gives to every run."""
     if spec.device_type == "cpu":
         return bool(launch.get("device_model") == machine.cpu_name)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from batchscape.config import Local
-from batchscape.launch.devices import DeviceLocks, DevicePool, Lease
+from batchscape.launch.devices import DevicePool, Lease
 from batchscape.launch.predictions import Predictions
 from batchscape.launch.schedule import makespan_s
 from batchscape.record.overview import remaining_s
@@ -68,8 +68,13 @@ class Placement:
         self._launcher = launcher
         # The devices of an allocation belong to its job.
         is_local = isinstance(launcher, Local)
-        self._locks = DeviceLocks(device_type, names, warn, is_needed=is_local)
-        self._pool = DevicePool(self._locks, launcher.runs_per_device)
+        self._pool = DevicePool(
+            device_type,
+            names,
+            warn,
+            runs_per_device=launcher.runs_per_device,
+            is_needed=is_local,
+        )
         self._leases: dict[str, Lease] = {}
         self.waiting: RunSpec | None = None
         """The run at the head of the queue, for which there is no room."""
@@ -97,13 +102,13 @@ class Placement:
         if not queue or len(self._leases) >= self._launcher.concurrent_runs:
             self.close()
             return None
-        self._locks.show_waiting(False)
-        if time.monotonic() < self._paused_until_s and self._locks.others_wait():
+        self._pool.show_waiting(False)
+        if time.monotonic() < self._paused_until_s and self._pool.others_wait():
             return None
         spec = min(queue, key=self._sort_key) if self._launcher.concurrent_runs > 1 else queue[0]
         lease = self._pool.lease(spec.geometry.data_parallel_size)
         self.waiting = spec if lease is None else None
-        self._locks.show_waiting(self._pool.waits_for_others)
+        self._pool.show_waiting(self._pool.waits_for_others)
         if lease is None:
             return None
         self._leases[spec.run_id] = lease
@@ -112,23 +117,20 @@ class Placement:
 
     def left_s(self, active: Mapping[str, ActiveRun], queue: Iterable[RunSpec]) -> float:
         """Return the time until the last run ends, in seconds; NaN where it is not known."""
-        runs = []
+        is_ordered = self._launcher.concurrent_runs == 1
+        times = []
         for run in active.values():
             left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
             if left_s is None:
                 left_s = self.expected_s(run.spec) - (time.monotonic() - run.began_at)
-            runs.append((run.spec.geometry.data_parallel_size, left_s))
-        ordered_specs = list(queue)
-        if self._launcher.concurrent_runs > 1:
-            ordered_specs.sort(key=self._sort_key)
-        runs += [
-            (spec.geometry.data_parallel_size, self.expected_s(spec)) for spec in ordered_specs
-        ]
-        if any(math.isnan(seconds) for _, seconds in runs):
+            times.append((run.spec, left_s))
+        specs = list(queue) if is_ordered else sorted(queue, key=self._sort_key)
+        times += [(spec, self.expected_s(spec)) for spec in specs]
+        if any(math.isnan(seconds) for _, seconds in times):
             return math.nan
         return makespan_s(
-            [(ranks, max(0.0, seconds)) for ranks, seconds in runs],
-            len(self._pool.devices),
+            [(spec.geometry.data_parallel_size, max(0.0, seconds)) for spec, seconds in times],
+            len(self._pool.names),
             self._launcher.concurrent_runs,
             self._launcher.runs_per_device,
         )
@@ -167,7 +169,7 @@ class Placement:
             return None
         return (
             f"Waiting for {self._noun} that another launcher holds (`lslocks` shows who locks "
-            f"files in {self._locks.folder})"
+            f"files in {self._pool.folder})"
         )
 
     def release(self, spec: RunSpec) -> None:
@@ -179,7 +181,6 @@ class Placement:
         """Give other launchers the devices that no run is on, and wait for none."""
         self.waiting = None
         self._pool.close()
-        self._locks.show_waiting(False)
 
     def learn(self, spec: RunSpec, status: RunStatus) -> None:
         """Note the time that a sealed run took, in all its attempts."""

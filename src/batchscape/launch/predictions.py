@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
-from batchscape.launch.child import Start
-from batchscape.launch.processes import Processes
+from batchscape.launch.child import Start, last_line
+from batchscape.launch.processes import Processes, ShouldStop
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -37,7 +37,7 @@ def predict(
     processes: Processes,
     scratch: Path,
     *,
-    should_stop: Callable[[], bool],
+    should_stop: ShouldStop,
 ) -> tuple[Predictions, str | None]:
     """Predict memory and time of runs, in a process of its own: models may be code of the user.
 
@@ -87,15 +87,11 @@ def predict(
             if should_stop() or time.monotonic() > deadline:
                 processes.signal(_NAME, signal.SIGKILL)
             exits = processes.wait(_LOOK_S)
-        path = folder / "predictions"
-        if path.exists():
-            return predictions | read_json(path), None
+        if (folder / "predictions").exists():
+            return predictions | read_json(folder / "predictions"), None
         if should_stop():
             return predictions, None
-        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-        reason = next(
-            (line for line in reversed(lines) if line.strip()), f"exit code {exits[0].code}"
-        )
+        reason = last_line(log) or f"exit code {exits[0].code}"
     except (BatchscapeError, OSError) as error:
         reason = str(error)
     return predictions, f"Memory and time of the runs are not predicted: {reason}"

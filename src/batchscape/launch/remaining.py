@@ -85,9 +85,7 @@ class RemainingRuns:
         """Add runs; return those that are to be launched."""
         self.specs += specs
         results = read_each(self._settle_before, specs, self._sweep.path)
-        for spec, result in zip(specs, results, strict=True):
-            if result is not None:
-                self.settled[spec.run_id] = result
+        self.settled |= {result.run_id: result for result in results if result is not None}
         return [spec for spec in specs if spec.run_id not in self.settled]
 
     def results(self, results_of_launch: Mapping[str, RunResult]) -> tuple[RunResult, ...]:
@@ -111,19 +109,16 @@ class RemainingRuns:
                 verify_seal(folder, state.record)
                 # A launcher that was killed right after the seal has left its lock and its rows.
                 with suppress(OSError):
-                    claim = CLAIMS.claim(folder) if folder.lock.exists() else None
-                    if claim is not None:
+                    if folder.lock.exists() and (claim := CLAIMS.claim(folder)) is not None:
                         clear_away(folder)
                         claim.release(is_over=True)
             if next_step in {Next.SKIP, Next.LEAVE}:
                 return RunResult.of(folder, state.record, skipped=True)
-        except RecordError as error:
-            reason = f"{error}; delete {folder.path} to run it again"
-        except OSError as error:
-            reason = str(error)
-        else:
-            return None
-        return RunResult(spec.run_id, Status.FAILED, reason, folder.log)
+        except (RecordError, OSError) as error:
+            is_damaged = isinstance(error, RecordError)
+            advice = f"; delete {folder.path} to run it again" if is_damaged else ""
+            return RunResult(spec.run_id, Status.FAILED, f"{error}{advice}", folder.log)
+        return None
 
     def settle_now(self, spec: RunSpec) -> RunResult | None:
         """Return the result of a missing run that this launcher has claimed, if it is over by now.
@@ -192,7 +187,7 @@ class RemainingRuns:
         self._claims[spec.run_id] = claim
         result = self.settle_now(spec)
         if result is not None:
-            self.release(spec.run_id, result.status)
+            self.release(spec.run_id, is_over=result.status.is_sealed)
         return result or claim
 
     def is_claimed_by_other(self, spec: RunSpec) -> bool:
@@ -237,19 +232,18 @@ class RemainingRuns:
             if not claim.renew(at_once=name in ended_run_ids)
         ]
         for name in taken_over_ids:
-            self._claims.pop(name).release()
+            self.release(name)
         return taken_over_ids
 
-    def release(self, run_id: str, status: Status) -> None:
-        """Release the claim on a run that this launcher has ended, if there is one."""
+    def release(self, run_id: str, *, is_over: bool = False) -> None:
+        """Release the claim on a run, if there is one; `is_over`: no launcher claims it again."""
         if (claim := self._claims.pop(run_id, None)) is not None:
-            claim.release(is_over=status.is_sealed)
+            claim.release(is_over=is_over)
 
     def release_all(self) -> None:
         """Release all claims; others may go on with runs that have not ended."""
-        for claim in self._claims.values():
-            claim.release()
-        self._claims.clear()
+        for run_id in list(self._claims):
+            self.release(run_id)
 
     def describe_waiting(self) -> str:
         """Say who has the runs that this launcher waits for; empty where nobody has them."""

@@ -47,10 +47,8 @@ class RunResult:
         if status.status is Status.COMPLETED:
             with suppress(RecordError):
                 untimed_reason = why_run_untimed(folder, status)
-        reason = status.reason
-        return cls(
-            folder.path.name, status.status, reason, folder.log, skipped, by_another, untimed_reason
-        )
+        how = status.status, status.reason
+        return cls(folder.path.name, *how, folder.log, skipped, by_another, untimed_reason)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ import json
 import os
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -160,7 +162,7 @@ class JobOrder:
 
     def write(self, sweep: SweepFolder) -> None:
         """Replace the order for the jobs of a sweep; jobs at work read it again before they end."""
-        launcher: dict[str, Any] = _LAUNCHER.dump_python(self.launcher, mode="json")
+        launcher = _LAUNCHER.dump_python(self.launcher, mode="json")
         content = {"runs": list(self.runs), "launcher": launcher, "command": self.command}
         write_json(sweep.slurm / "order.json", content)
 
@@ -183,11 +185,10 @@ class JobOrder:
 
     def extended(self, sweep: SweepFolder) -> JobOrder:
         """Return this order with the runs of the earlier order added: jobs work on these."""
-        try:
-            earlier_runs = JobOrder.read(sweep).runs
-        except RecordError:
-            earlier_runs = ()
-        return replace(self, runs=tuple(dict.fromkeys((*earlier_runs, *self.runs))))
+        runs = self.runs
+        with suppress(RecordError):
+            runs = (*JobOrder.read(sweep).runs, *runs)
+        return replace(self, runs=tuple(dict.fromkeys(runs)))
 
     def specs(
         self,
@@ -218,7 +219,7 @@ class JobOrder:
 
 def shapes(specs: Iterable[RunSpec]) -> dict[Shape, list[RunSpec]]:
     """Return runs by the shape of the jobs that take them."""
-    specs_by_shape: dict[Shape, list[RunSpec]] = {}
+    specs_by_shape: defaultdict[Shape, list[RunSpec]] = defaultdict(list)
     for spec in specs:
-        specs_by_shape.setdefault(Shape.of(spec), []).append(spec)
+        specs_by_shape[Shape.of(spec)].append(spec)
     return specs_by_shape

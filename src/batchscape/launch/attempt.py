@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batchscape.errors import DiskError, LaunchError, RecordError
 from batchscape.launch.beginnings import Branches
@@ -24,6 +24,7 @@ from batchscape.launch.hangs import HangWatch
 from batchscape.launch.predictions import Predictions
 from batchscape.launch.processes import Processes
 from batchscape.measure.oom_kills import oom_kills
+from batchscape.plan.machine import Machine
 from batchscape.record.claims import RunClaim
 from batchscape.record.disk import disk_error, disk_trouble
 from batchscape.record.environment import environment
@@ -44,9 +45,6 @@ from batchscape.record.status import (
 )
 from batchscape.record.tables import note_rows, remove_dead_writes, seal
 from batchscape.record.timing import invalidate_times
-
-if TYPE_CHECKING:
-    from batchscape.plan.machine import Machine
 
 STOP_GRACE_S = 20.0
 """Least time for a checkpoint between SIGTERM and SIGKILL."""

@@ -26,9 +26,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
+from batchscape.plan.machine import Machine
 from batchscape.record.locks import (
     EXCLUSIVE_NOWAIT,
     SHARED_NOWAIT,
@@ -40,10 +41,6 @@ from batchscape.record.locks import (
 from batchscape.record.spec import RunSpec
 from batchscape.record.timing import processes_share, runs_share
 from batchscape.text import count_text
-
-if TYPE_CHECKING:
-    from batchscape.plan.machine import Machine
-
 
 OTHER_LAUNCHER = "another launcher was at work on this machine"
 """Reason why times are not valid: another launcher worked beside the run."""

@@ -1,4 +1,4 @@
-"""Signals that ask the launcher to stop: they are counted, or raised as Ctrl-C is.
+"""Signals that ask the launcher to stop: they are noted, or raised as Ctrl-C is.
 
 A signal that the process ignores (as under `nohup`) stays ignored. Outside of the main thread
 Python delivers no signals, and nothing changes.
@@ -15,22 +15,13 @@ from types import FrameType
 _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP."""
+def noted_signals(names: list[str]) -> AbstractContextManager[None]:
+    """Add the name of each SIGINT, SIGTERM and SIGHUP to a list."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        """Signals so far."""
-        self.first: str | None = None
-        """Name of the first one."""
+    def note(number: int, _frame: FrameType | None) -> None:
+        names.append(signal.Signals(number).name)
 
-    def counted(self) -> AbstractContextManager[None]:
-        """Count signals, and restore the earlier handlers."""
-        return _handled((signal.SIGINT, *_TERMINATIONS), self._note)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.count += 1
-        self.first = self.first or signal.Signals(number).name
+    return _handled((signal.SIGINT, *_TERMINATIONS), note)
 
 
 def terminations_as_interrupts() -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rich.console import Console
 
@@ -19,7 +19,7 @@ from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.devices import OTHER_LAUNCHER, Lease, Presence
 from batchscape.launch.failures import equal_failures, too_many_failures
 from batchscape.launch.forkserver import ServerError, ServerKilledError, open_processes
-from batchscape.launch.interrupts import Interrupts
+from batchscape.launch.interrupts import noted_signals
 from batchscape.launch.oom_knowledge import OomKnowledge
 from batchscape.launch.placement import Placement
 from batchscape.launch.predictions import Predictions, predict, predictions_of_equal_runs
@@ -29,6 +29,7 @@ from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.launch.scratch import scratch_folder
+from batchscape.plan.machine import Machine
 from batchscape.record.disk import as_disk_error, check_usable
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
@@ -38,10 +39,6 @@ from batchscape.record.state import is_tried_again
 from batchscape.record.status import Cause, RankExit, RunStatus, Status
 from batchscape.terminal import OutgoingConsole
 from batchscape.tracking.mirror import Mirror, may_mirror_live
-
-if TYPE_CHECKING:
-    from batchscape.plan.machine import Machine
-
 
 ProcessOpener = Callable[[str, ShouldStop, str], Processes | None]
 _POLL_S = 0.5
@@ -139,7 +136,9 @@ class Launcher:
         self._is_part = is_part
         total = len(specs) if steering is None else steering.runs
         self._progress = Progress(console or OutgoingConsole(), total, values)
-        self._presence, self._interrupts = Presence(), Interrupts()
+        self._presence = Presence()
+        self._signals: list[str] = []
+        """Names of the signals that asked this launch to stop."""
         self._predictions: Predictions = {}
         self._queue: deque[RunSpec] = deque()
         self._results_at_request = -1
@@ -181,11 +180,11 @@ class Launcher:
             )
             if missing:
                 stack.enter_context(self._presence)
-                with self._interrupts.counted():
+                with noted_signals(self._signals):
                     self._launch(missing)
             if not self._is_part:
                 self._branches.remove_unneeded()
-        interrupted = self._interrupts.count > 0
+        interrupted = bool(self._signals)
         with self._presence:
             note = mirror.finish(interrupted=interrupted)
         runs = self._runs.results(self._results)
@@ -197,7 +196,7 @@ class Launcher:
         """Open the processes, claims and predictions, work off the runs, and close them."""
 
         def should_stop() -> bool:
-            return self._interrupts.count > 0
+            return bool(self._signals)
 
         with ExitStack() as stack:
             are_programs = all(spec.is_program for spec in missing)
@@ -316,10 +315,9 @@ class Launcher:
 
     def _stop_if_asked(self) -> bool:
         """After a signal ask all ranks to end, after two kill them; return whether to stop."""
-        count = self._interrupts.count
-        if count == 0:
+        if not self._signals:
             return self._stop_reason is not None
-        reason = f"stopped by {self._interrupts.first}"
+        reason = f"stopped by {self._signals[0]}"
         running = [run for run in self._active.values() if run.stop is None]
         if running:
             grace_s = max(run.stop_grace_s for run in running)
@@ -328,7 +326,7 @@ class Launcher:
             )
         for run in self._active.values():
             run.ask_to_stop(Status.INTERRUPTED, reason)
-            if count > 1:
+            if len(self._signals) > 1:
                 run.kill()
         return True
 
@@ -408,7 +406,7 @@ class Launcher:
         self._placement.learn(run.spec, status)
         if status.cause is Cause.DISK:
             self._stop_for_the_disk(str(status.reason))
-        goes_on = not self._interrupts.count and self._stop_reason is None
+        goes_on = not self._signals and self._stop_reason is None
         if goes_on and self._retry(run, status):
             return
         self._runs.release(run.spec.run_id, is_over=status.status.is_sealed)

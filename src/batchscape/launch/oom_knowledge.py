@@ -17,12 +17,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.launch.devices import OTHER_LAUNCHER, LaunchRecord
 from batchscape.launch.predictions import Predictions
+from batchscape.plan.machine import Machine
 from batchscape.plan.room import room_gib, why_too_large
 from batchscape.record.disk import read_each
 from batchscape.record.files import read_json
@@ -30,9 +30,6 @@ from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.text import count_text
-
-if TYPE_CHECKING:
-    from batchscape.plan.machine import Machine
 
 
 class OomKnowledge:

@@ -12,20 +12,17 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from batchscape.config import Local
+from batchscape.launch.attempt import ActiveRun
 from batchscape.launch.devices import DevicePool, Lease
 from batchscape.launch.predictions import Predictions
 from batchscape.launch.schedule import makespan_s
+from batchscape.plan.machine import Machine
 from batchscape.record.overview import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 from batchscape.train.timeline import Timeline
-
-if TYPE_CHECKING:
-    from batchscape.launch.attempt import ActiveRun
-    from batchscape.plan.machine import Machine
 
 _PAUSE_S = 1.0
 """While another launcher waits for devices, no run starts for this long after a run's end: the

@@ -11,21 +11,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from batchscape.launch.attempt import ActiveRun
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.record.overview import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status, StopReason
 from batchscape.text import count_text, duration_text
-
-if TYPE_CHECKING:
-    from batchscape.launch.attempt import ActiveRun
-
 
 _REFRESH_S = 1.0
 _STYLES = {

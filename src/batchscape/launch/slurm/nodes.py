@@ -101,16 +101,16 @@ class Nodes:
         """See `Processes`."""
         exits: list[RankExit] = []
         deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = 0.0 if exits else max(0.0, deadline - time.monotonic())
-            ready = wait(list(self._channels.values()), left_s)
+        while (
+            self._channels
+            and not exits
+            and (ready := wait([*self._channels.values()], max(0.0, deadline - time.monotonic())))
+        ):
             for node in [n for n, channel in self._channels.items() if channel in ready]:
                 try:
                     exits.append(self._note_exit(RankExit(**receive(self._channels[node]))))
                 except (OSError, EOFError):
                     exits += self._bury_node(node)
-            if not ready or exits or not self._channels:
-                break
         if not self._channels and not exits:
             time.sleep(max(0.0, deadline - time.monotonic()))
         return exits

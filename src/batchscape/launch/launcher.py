@@ -12,7 +12,7 @@ from typing import Protocol
 from rich.console import Console
 
 from batchscape.config import NoTracker, Transformers
-from batchscape.errors import BatchscapeError, DiskError, LaunchError
+from batchscape.errors import BatchscapeError, DiskError
 from batchscape.launch.attempt import ActiveRun, Attempts
 from batchscape.launch.beginnings import Branches
 from batchscape.launch.child import COMMAND_WORKER, WORKER
@@ -154,12 +154,8 @@ class Launcher:
         Raises
         ------
         LaunchError
-            If the folder cannot be used, two runs have one name, or no process can be started at
-            all.
+            If the folder cannot be used, or no process can be started at all.
         """
-        for run_id, count in Counter(spec.run_id for spec in self._specs).items():
-            if count > 1:
-                raise LaunchError(f"every run is launched once, but {run_id} is given twice")
         if not self._specs:
             return SweepResult((), interrupted=False)
         config = self._specs[0].config

@@ -185,8 +185,13 @@ def open_nodes(
         If one cannot start processes.
     """
     by_node: dict[int, Connection] = {}
+
+    def close() -> None:
+        for channel in by_node.values():
+            channel.close()
+
     with ExitStack() as cleanup:
-        cleanup.callback(lambda: [channel.close() for channel in by_node.values()])
+        cleanup.callback(close)
         preload = {"entry": entry, "also_preload": also_preload}
         _connect(address_file, names, by_node, preload, should_stop)
         if len(by_node) < len(names):

@@ -87,7 +87,6 @@ def _connect(address_file: Path) -> tuple[Connection, dict[str, Any]] | None:
 def _serve(channel: Connection, processes: Processes) -> None:
     """Obey the launcher until it closes or is gone."""
     while True:
-        failed_exits = []
         while channel.poll(0):
             message = receive(channel)
             if "close" in message:
@@ -101,10 +100,9 @@ def _serve(channel: Connection, processes: Processes) -> None:
             try:
                 processes.start(start)
             except LaunchError as error:
-                failed_exits += [
-                    RankExit(start.run_id, r, 1, now(), str(error)) for r in start.rank_numbers
-                ]
-        for rank_exit in (*failed_exits, *processes.wait(_POLL_S)):
+                for rank in start.rank_numbers:
+                    send(channel, **asdict(RankExit(start.run_id, rank, 1, now(), str(error))))
+        for rank_exit in processes.wait(_POLL_S):
             send(channel, **asdict(rank_exit))
 
 

@@ -108,9 +108,11 @@ class Nodes:
         ):
             for node in [n for n, channel in self._channels.items() if channel in ready]:
                 try:
-                    exits.append(self._note_exit(RankExit(**receive(self._channels[node]))))
+                    exits.append(RankExit(**receive(self._channels[node])))
                 except (OSError, EOFError):
                     exits += self._bury_node(node)
+        for rank_exit in exits:
+            del self._node_by_rank[rank_exit.run_id, rank_exit.rank]
         if not self._channels and not exits:
             time.sleep(max(0.0, deadline - time.monotonic()))
         return exits
@@ -136,14 +138,10 @@ class Nodes:
         self._channels.pop(node).close()
         outside_cause = f"node {self._names[node]} is lost, and the ranks of the run on it"
         return [
-            self._note_exit(RankExit(run_id, rank, -signal.SIGKILL, now(), outside_cause))
-            for (run_id, rank), rank_node in list(self._node_by_rank.items())
+            RankExit(run_id, rank, -signal.SIGKILL, now(), outside_cause)
+            for (run_id, rank), rank_node in self._node_by_rank.items()
             if rank_node == node
         ]
-
-    def _note_exit(self, rank_exit: RankExit) -> RankExit:
-        del self._node_by_rank[rank_exit.run_id, rank_exit.rank]
-        return rank_exit
 
     def _send(self, node: int, **message: object) -> None:
         # `wait` notices a node that is gone.

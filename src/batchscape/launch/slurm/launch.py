@@ -24,7 +24,7 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
-from batchscape.launch.slurm.order import POOL, JobOrder, Shape, job_name, script, shapes
+from batchscape.launch.slurm.order import POOL, JobOrder, job_name, script, shapes
 from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import check_usable, read_each
 from batchscape.record.files import read_json, write_atomically
@@ -153,8 +153,7 @@ def _describe(sweep_jobs: Iterable[Job]) -> str:
 def _live_jobs(sweep: SweepFolder) -> dict[str, str]:
     """Return the names of the jobs of a sweep that are not over, by id."""
     names = [
-        job_name(sweep, Shape.named(path.stem.removeprefix("job-")))
-        for path in sweep.slurm.glob("job-*.sh")
+        job_name(sweep, path.stem.removeprefix("job-")) for path in sweep.slurm.glob("job-*.sh")
     ]
     return active_jobs(names) if names else {}
 
@@ -181,7 +180,7 @@ def _submit_missing(
         (order.extended(sweep) if live else order).write(sweep)
         for shape, specs in shapes(missing).items():
             name = job_name(sweep, shape)
-            max_jobs, where = 1, f"{shape.nodes} nodes"
+            max_jobs, where = 1, f"{specs[0].geometry.nodes} nodes"
             if shape == POOL:
                 max_jobs, where = order.launcher.jobs, "one node"
             path = sweep.slurm / f"job-{shape}.sh"

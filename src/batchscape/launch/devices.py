@@ -118,15 +118,8 @@ class Lease:
 
     devices: tuple[int, ...]
     """Their numbers; rank r uses `devices[r % len(devices)]`."""
-    ranks: int
-    """Ranks of the run."""
     locks: tuple[int, ...] = ()
     """File descriptors that keep other launchers off them; ranks inherit these."""
-
-    @property
-    def oversubscribed(self) -> bool:
-        """Whether ranks share devices."""
-        return self.ranks > len(self.devices)
 
 
 def launch_record(
@@ -138,11 +131,12 @@ def launch_record(
     # The device numbers of a CPU run are cores.
     is_on_cuda = spec.device_type == "cuda"
     leased_devices = [d for d in machine.cuda_devices if is_on_cuda and d.index in lease.devices]
-    ranks, ranks_text = lease.ranks, f"{lease.ranks} ranks"
+    ranks = spec.geometry.data_parallel_size
+    ranks_text = f"{ranks} ranks"
     cores, cores_text = machine.cpu_cores, f"{machine.cpu_cores} cores"
     devices_text = count_text(len(lease.devices), "CUDA device")
     reasons = {
-        processes_share(ranks_text, devices_text): lease.oversubscribed and is_on_cuda,
+        processes_share(ranks_text, devices_text): is_on_cuda and ranks > len(lease.devices),
         processes_share(ranks_text, cores_text): ranks > cores,
         runs_share(runs_per_device, "a device"): runs_per_device > 1,
     }
@@ -159,7 +153,7 @@ def launch_record(
     reason = "; ".join(text for text, holds in reasons.items() if holds) or None
     memories = [d.memory_gib for d in leased_devices if d.memory_gib is not None]
     return {
-        "world_size": lease.ranks,
+        "world_size": ranks,
         "device_type": spec.device_type,
         "device_model": " + ".join(sorted({d.name for d in leased_devices}))
         if is_on_cuda
@@ -167,7 +161,7 @@ def launch_record(
         "devices": list(lease.devices),
         # The memory of the host is in environment.json.
         **({"device_memory_gib": min(memories)} if memories else {}),
-        "usable_cores": machine.cpu_cores,
+        "usable_cores": cores,
         "threads_per_rank": 1,
         "concurrent_runs": concurrent,
         "runs_per_device": runs_per_device,
@@ -278,7 +272,7 @@ class DevicePool:
             self._free_slots[device] -= 1
         self.give_back(self.names)
         in_order = tuple(device for device in self.names if device in devices)
-        return Lease(in_order, ranks, self.descriptors(in_order))
+        return Lease(in_order, self.descriptors(in_order))
 
     def release(self, lease: Lease) -> None:
         """Give the devices of a lease back."""

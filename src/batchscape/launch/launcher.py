@@ -379,8 +379,8 @@ class Launcher:
             if isinstance(cause, DiskError):
                 self._stop_for_the_disk(str(cause))  # the run is as open as it was
             else:
-                log = self._sweep.run(spec.run_id).log
-                self._settle_unstarted(RunResult(spec.run_id, Status.FAILED, str(error), log))
+                folder = self._sweep.run(spec.run_id)
+                self._settle_unstarted(RunResult(folder, Status.FAILED, str(error)))
         return None
 
     def _reject(self, spec: RunSpec, reason: str) -> None:
@@ -422,8 +422,8 @@ class Launcher:
             run.kill()
             run.hangs.close()
             self._placement.release(run.spec)
-        log = self._sweep.run(run_id).log
-        self._settle_unstarted(RunResult(run_id, Status.INTERRUPTED, reason, log, by_another=True))
+        folder = self._sweep.run(run_id)
+        self._settle_unstarted(RunResult(folder, Status.INTERRUPTED, reason, by_another=True))
 
     def _settle_unstarted(self, result: RunResult) -> None:
         """Settle a run that does not begin here, or not to its end."""

@@ -198,7 +198,7 @@ class Progress:
         self.note(f"{count_text(len(result.runs), 'run')}: {counts}")
         for run in result.failed:
             self.note(f"{self._label(run.run_id)} {run.status}: {run.reason}", "red")
-            self.note(f"  log: {run.log}")
+            self.note(f"  log: {run.folder.log}")
         if result.why_stopped is not None:
             self.note(f"{result.why_stopped}: no more were started; the same command goes on")
         if result.interrupted:

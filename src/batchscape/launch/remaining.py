@@ -117,7 +117,7 @@ class RemainingRuns:
         except (RecordError, OSError) as error:
             is_damaged = isinstance(error, RecordError)
             advice = f"; delete {folder.path} to run it again" if is_damaged else ""
-            return RunResult(spec.run_id, Status.FAILED, f"{error}{advice}", folder.log)
+            return RunResult(folder, Status.FAILED, f"{error}{advice}")
         return None
 
     def settle_now(self, spec: RunSpec) -> RunResult | None:

@@ -242,11 +242,8 @@ class Branches:
 
     def own_share(self, spec: RunSpec) -> float:
         """Return the share of its optimizer steps that a run trains itself."""
-        return (
-            1
-            - self._beginnings.get(spec.run_id, _NO_BEGINNING).optimizer_steps
-            / spec.optimizer_steps
-        )
+        beginning = self._beginnings.get(spec.run_id, _NO_BEGINNING)
+        return 1 - beginning.optimizer_steps / spec.optimizer_steps
 
     def remove_unneeded(self) -> None:
         """Remove the branch points from which no run will begin, unless a run keeps them."""

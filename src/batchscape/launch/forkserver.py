@@ -68,9 +68,9 @@ class Forked(Processes):
 
     method = "fork"
 
-    def __init__(self, entry: str, also_preload: str = "") -> None:
+    def __init__(self, preload: str) -> None:
         self.note: str | None = None
-        self._preloaded = f"{entry} {also_preload}"
+        self._preload = preload
         self._living_ranks: set[tuple[str, int]] = set()
         self._unreported: list[RankExit] = []
         self._boot()
@@ -83,7 +83,7 @@ class Forked(Processes):
         with far_end:
             self._server = start_interpreter(
                 "forkserver",
-                (str(far_end.fileno()), self._preloaded),
+                (str(far_end.fileno()), self._preload),
                 (far_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 output=self._errors,
@@ -222,22 +222,17 @@ class Forked(Processes):
 
 
 def open_processes(
-    entry: str,
-    should_stop: ShouldStop,
-    also_preload: str = "",
-    *,
-    method: str | None = None,
+    preload: str, should_stop: ShouldStop, *, method: str | None = None
 ) -> Processes | None:
     """Choose and prepare the way of starting ranks.
 
     Parameters
     ----------
-    entry : str
-        Entry point of the ranks; preloaded where they are forked.
+    preload : str
+        Entry point of the ranks, and perhaps modules, separated by spaces; a fork server imports
+        them beside the usual ones.
     should_stop : callable
         Called while the fork server boots.
-    also_preload : str
-        Module that a fork server imports beside the usual ones; empty: none.
     method : str, optional
         `fork` or `spawn`; by default fork where that is safe.
 
@@ -254,7 +249,7 @@ def open_processes(
     if (method or ("fork" if sys.platform == "linux" else "spawn")) == "spawn":
         return Spawned()
     with ExitStack() as cleanup:
-        server = Forked(entry, also_preload)
+        server = Forked(preload)
         cleanup.callback(server.close)
         try:
             while not should_stop():
@@ -278,39 +273,37 @@ PRELOADED = (
 """Modules that every rank needs, slow to import."""
 
 
-def main(channel: str, entry: str) -> NoReturn:
+def main(channel: str, preload: str) -> NoReturn:
     """Preload, report, and serve until the launcher is gone.
 
     Parameters
     ----------
     channel : str
         File descriptor of a connected SOCK_SEQPACKET socket.
-    entry : str
-        Entry point of the ranks, whose module is imported ahead; perhaps with one more module,
-        after a space.
+    preload : str
+        As `open_processes` takes it.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The launcher obeys the signals; the server lives and dies with the socket.
         signal.signal(number, signal.SIG_IGN)
-    _preload(entry)
+    _import_ahead(preload)
     server = _ForkServer(socket.socket(fileno=int(channel)))
     server.serve()
     os._exit(0)
 
 
-def _preload(entry: str) -> None:
+def _import_ahead(preload: str) -> None:
     # Imports make no garbage; looking for it takes a fifth of their time.
     gc.disable()
     # The watcher of a program needs none of them.
-    entry, _, extra_module = entry.partition(" ")
+    entry, *modules = preload.split(" ")
     for name in PRELOADED if entry == WORKER else ():
         importlib.import_module(name)
     # Our own modules take a fifth of a second, mostly pydantic's schemas; and the whole sweep
     # then runs one version of the code, whatever is edited meanwhile.
-    for name in (entry.partition(":")[0], extra_module):
+    for name in (entry.partition(":")[0], *modules):
         try:
-            if name:
-                importlib.import_module(name)
+            importlib.import_module(name)
         except Exception:  # noqa: BLE001  (each rank meets it again, and its run's log shows it)
             traceback.print_exc()
     # All that is loaded stays in use: keep the collector off the shared pages.

@@ -40,7 +40,7 @@ from batchscape.record.status import Cause, RankExit, RunStatus, Status
 from batchscape.terminal import OutgoingConsole
 from batchscape.tracking.mirror import Mirror, may_mirror_live
 
-ProcessOpener = Callable[[str, ShouldStop, str], Processes | None]
+ProcessOpener = Callable[[str, ShouldStop], Processes | None]
 _POLL_S = 0.5
 """Longest time until a signal or a time limit is noticed; the end of a rank is noticed at once."""
 _LOOK_S = 3.0
@@ -99,8 +99,8 @@ class Launcher:
     values : mapping of str to str, optional
         Text beside the name of a run; the caller may add runs to it during the launch.
     process_opener : callable, optional
-        Opens another way of starting ranks. It takes an entry point, a callable that says whether
-        to stop, and a module to import ahead, as `open_processes` does.
+        Opens another way of starting ranks. It takes what to import ahead, and a callable that
+        says whether to stop, as `open_processes` does.
     is_part : bool
         Whether this process does a part of a sweep that another one follows: it does not wait for
         runs of other launchers, and mirrors nothing.
@@ -196,13 +196,11 @@ class Launcher:
 
         with ExitStack() as stack:
             are_programs = all(spec.is_program for spec in missing)
-            is_slow = any(isinstance(spec.config.model, Transformers) for spec in missing)
+            preload = COMMAND_WORKER if are_programs else self._entry
+            if any(isinstance(spec.config.model, Transformers) for spec in missing):
+                preload += " batchscape.models.offline_transformers"  # slow to import
             try:
-                processes = self._open_processes(
-                    COMMAND_WORKER if are_programs else self._entry,
-                    should_stop,
-                    "batchscape.models.offline_transformers" if is_slow else "",
-                )
+                processes = self._open_processes(preload, should_stop)
             except ServerKilledError as error:
                 self._stop(f"no process can be started: {error}")
                 return

@@ -48,9 +48,7 @@ def main(address_file: str) -> int:
     with channel:
         send(channel, node=int(os.environ["SLURM_NODEID"]))
         try:
-            processes = open_processes(
-                address["entry"], lambda: channel.poll(0), address["also_preload"]
-            )
+            processes = open_processes(address["preload"], lambda: channel.poll(0))
         except LaunchError as error:
             send(channel, error=str(error))
             return 1

@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from multiprocessing import AuthenticationError
@@ -152,9 +152,8 @@ class Nodes:
 def open_nodes(
     address_file: Path,
     names: Sequence[str],
-    entry: str,
+    preload: str,
     should_stop: ShouldStop,
-    also_preload: str,
 ) -> Nodes | None:
     """Wait for the process that `srun` has started on each node, and prepare it to start ranks.
 
@@ -164,10 +163,8 @@ def open_nodes(
         File for the address and the key; removed once all have connected.
     names : sequence of str
         Names of the nodes; this process is on the first.
-    entry : str
-        Entry point of the ranks.
+    preload : str
     should_stop : callable
-    also_preload : str
         As `open_processes` takes them.
 
     Returns
@@ -190,7 +187,6 @@ def open_nodes(
 
     with ExitStack() as cleanup:
         cleanup.callback(close)
-        preload = {"entry": entry, "also_preload": also_preload}
         _connect(address_file, names, by_node, preload, should_stop)
         if len(by_node) < len(names):
             return None
@@ -204,7 +200,7 @@ def _connect(
     address_file: Path,
     names: Sequence[str],
     by_node: dict[int, Connection],
-    preload: Mapping[str, str],
+    preload: str,
     should_stop: ShouldStop,
 ) -> None:
     """Fill in the connections of all nodes; some are missing where `should_stop` says so."""
@@ -216,7 +212,7 @@ def _connect(
         )
         acceptor.start()
         port = listener.address[1]
-        address = {"host": names[0], "port": port, "key": key.hex(), **preload}
+        address = {"host": names[0], "port": port, "key": key.hex(), "preload": preload}
         # Only its owner may read the file, from its first byte on.
         hidden = address_file.with_suffix(".new")
         hidden.unlink(missing_ok=True)

@@ -87,7 +87,8 @@ class HangWatch:
         beats = [heart.read() for heart in self._hearts]
         if beats != self._beats:
             self._beats, self._silent_s = beats, 0.0
-            done, (first, since_s) = max(beat.steps_done for beat in beats), self._first_steps
+            done = max(beat.steps_done for beat in beats)
+            first, since_s = self._first_steps
             if done > first:
                 # The first time includes the start and is too long, which is on the safe side.
                 self._step_time_s = (self._watched_s - since_s) / (done - first)

@@ -254,7 +254,7 @@ class Trainer:
         if spec.config.engine.name != "deepspeed":
             return self._processes
         if self._with_deepspeed is None:
-            self._with_deepspeed = Forked(WORKER, also_preload="deepspeed_on_cpu")
+            self._with_deepspeed = Forked(f"{WORKER} deepspeed_on_cpu")
         return self._with_deepspeed
 
     def start(

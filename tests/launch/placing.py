@@ -30,7 +30,10 @@ class Placer:
             spec_named(spec, device_type=device, **settings) if isinstance(spec, str) else spec
             for spec in specs
         )
-        predicted = {name: ("planted", seconds) for name, seconds in (expected or {}).items()}
+        predicted = {
+            name: {"run_time_s": {"method": "planted", "value": seconds}}
+            for name, seconds in (expected or {}).items()
+        }
         self.placement = Placement(self.queue[0], machine, predicted, pytest.fail)
         self.active: dict[str, tuple[RunSpec, Lease]] = {}
 

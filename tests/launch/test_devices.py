@@ -24,7 +24,7 @@ from sweeps_of_fakes import ENTRY, is_alive, pids_in, spec_named, wait_until
 
 from batchscape.cuda_devices import CudaDevice
 from batchscape.launch import placement
-from batchscape.launch.devices import DeviceLocks, DevicePool
+from batchscape.launch.devices import DevicePool
 from batchscape.launch.launcher import Launcher
 from batchscape.plan.machine import Machine
 from batchscape.record.claims import CLAIMS
@@ -35,9 +35,9 @@ from batchscape.record.status import RunStatus, Status
 HOLDER = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from batchscape.launch.devices import DeviceLocks
+from batchscape.launch.devices import DevicePool
 kind, *devices = sys.argv[2:]
-locks = DeviceLocks(kind, {device: device for device in devices}, print)
+locks = DevicePool(kind, {device: device for device in devices}, print)
 assert all([locks.take(device) for device in devices])
 print("held", flush=True)
 sys.stdin.read()
@@ -55,8 +55,8 @@ def held(kind: str, *devices: str) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def locks(kind: str = "cpu", count: int = 4) -> DeviceLocks:
-    return DeviceLocks(kind, {i: str(i) for i in range(count)}, pytest.fail)
+def locks(kind: str = "cpu", count: int = 4) -> DevicePool:
+    return DevicePool(kind, {i: str(i) for i in range(count)}, pytest.fail)
 
 
 def test_a_device_is_held_until_it_is_given_back() -> None:
@@ -65,12 +65,11 @@ def test_a_device_is_held_until_it_is_given_back() -> None:
     assert not two.take(0)
     assert two.take(1)
     assert other.take(0)
-    one.give_back(0)
+    one.give_back([0])
     assert two.take(0)
     assert len(set(two.descriptors([0, 1]))) == 2
-    for device in (0, 1):
-        two.give_back(device)
-    other.give_back(0)
+    two.give_back([0, 1])
+    other.give_back([0])
     # Another user may lock the files, and nobody else may remove them.
     for path in one.folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -82,9 +81,9 @@ def test_a_process_that_inherited_a_lock_does_not_keep_what_was_given_back() -> 
     one, two = locks(), locks()
     assert one.take(0)
     with subprocess.Popen(["/bin/sleep", "600"], pass_fds=one.descriptors([0])) as process:
-        one.give_back(0)
+        one.give_back([0])
         assert two.take(0)
-        two.give_back(0)
+        two.give_back([0])
         process.kill()
 
 
@@ -95,7 +94,7 @@ def test_a_killed_launcher_holds_nothing_and_its_ranks_hold_what_they_use() -> N
         other.kill()
         other.wait()
         assert mine.take(0)
-        mine.give_back(0)
+        mine.give_back([0])
     held_by_rank = locks()
     assert held_by_rank.take(1)
     rank = subprocess.Popen(["/bin/sleep", "600"], pass_fds=held_by_rank.descriptors([1]))
@@ -107,13 +106,13 @@ def test_a_killed_launcher_holds_nothing_and_its_ranks_hold_what_they_use() -> N
         rank.kill()
         rank.wait()
         assert mine.take(1)
-        mine.give_back(1)
+        mine.give_back([1])
 
 
 def test_launchers_that_number_devices_otherwise_do_not_wait_for_each_other() -> None:
     """As with CUDA_VISIBLE_DEVICES=0,1 and 1,0: names decide what is kept, not numbers."""
-    one = DevicePool(DeviceLocks("cuda", {0: "a", 1: "b"}, pytest.fail))
-    two = DevicePool(DeviceLocks("cuda", {0: "b", 1: "a"}, pytest.fail))
+    one = DevicePool("cuda", {0: "a", 1: "b"}, pytest.fail)
+    two = DevicePool("cuda", {0: "b", 1: "a"}, pytest.fail)
     ran_one, ran_two = one.lease(1), two.lease(1)
     assert ran_one is not None
     assert ran_two is not None
@@ -127,7 +126,7 @@ def test_launchers_that_number_devices_otherwise_do_not_wait_for_each_other() ->
 @pytest.mark.parametrize("how", ["a file in its place", "no permission", "a pipe in its place"])
 def test_without_a_usable_folder_it_is_said_once_and_nobody_waits(how: str) -> None:
     warnings: list[str] = []
-    mine = DeviceLocks("cpu", {0: "0", 1: "1"}, warnings.append)
+    mine = DevicePool("cpu", {0: "0", 1: "1"}, warnings.append)
     if how == "a file in its place":
         mine.folder.write_text("")
     elif how == "no permission":
@@ -141,8 +140,7 @@ def test_without_a_usable_folder_it_is_said_once_and_nobody_waits(how: str) -> N
     assert [mine.take(0), mine.take(1)] == [True, True]
     mine.show_waiting(True)
     mine.show_waiting(False)
-    for device in (0, 1):
-        mine.give_back(device)
+    mine.give_back([0, 1])
     if how == "a pipe in its place":
         # It can be locked like any file, and blocks nobody.
         assert warnings == []
@@ -311,8 +309,7 @@ def test_a_launcher_that_starts_no_more_runs_keeps_no_device_for_them(tmp_path: 
         ).run()
         assert taken.result() == [False, True]
     assert [str(run.status) for run in result.runs] == ["completed", "failed", "pending"]
-    for device in (1, 2):
-        mine.give_back(device)
+    mine.give_back([1, 2])
 
 
 @pytest.mark.slow
@@ -351,7 +348,7 @@ def test_what_outlives_a_launcher_holds_its_devices(tmp_path: Path) -> None:
     wait_until(lambda: not any(map(is_alive, copies)), "copies are left")
     for device in (0, 1):
         wait_until(lambda: mine.take(device), "the device is still held")  # noqa: B023
-        mine.give_back(device)
+        mine.give_back([device])
 
 
 LEASER = """
@@ -359,7 +356,6 @@ import os, random, sys, tempfile, time
 from pathlib import Path
 import psutil
 tempfile.tempdir = sys.argv[1]
-from batchscape.launch.devices import DeviceLocks
 from batchscape.launch.devices import DevicePool
 def lives(pid):
     try:
@@ -367,8 +363,7 @@ def lives(pid):
     except psutil.NoSuchProcess:
         return False
 rng, marks = random.Random(int(sys.argv[2])), Path(sys.argv[1])
-locks = DeviceLocks("cpu", {i: str(i) for i in range(4)}, print)
-pool, done = DevicePool(locks), 0
+pool, done = DevicePool("cpu", {i: str(i) for i in range(4)}, print), 0
 while done < 150:
     lease = pool.lease(rng.randint(1, 4))
     if lease is None:

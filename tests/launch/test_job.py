@@ -18,7 +18,7 @@ from sweeps_of_fakes import ENTRY, pids_in, spec_named, wait_until
 from batchscape.config import Slurm
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.slurm import job
-from batchscape.launch.slurm.order import POOL, QUEUE_AGAIN, JobOrder, Shape
+from batchscape.launch.slurm.order import POOL, QUEUE_AGAIN, JobOrder
 from batchscape.record import claims
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -71,7 +71,7 @@ def test_a_job_waits_for_what_its_earlier_self_has_left(
         os.close(descriptor)
     path = run.path / ".claim.1"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 1}))
-    assert job.main(str(sweep.path), str(POOL), "", "node2") == 0
+    assert job.main(str(sweep.path), POOL, "", "node2") == 0
     assert status(sweep, "completes-1").status is Status.COMPLETED
 
 
@@ -79,7 +79,7 @@ def test_a_job_leaves_what_another_is_at_work_on(sweep: SweepFolder) -> None:
     order(sweep, spec_named("completes-1"))
     claim = claims.CLAIMS.claim(sweep.run("completes-1"))
     assert claim is not None
-    assert job.main(str(sweep.path), str(POOL), "", "node2") == 0
+    assert job.main(str(sweep.path), POOL, "", "node2") == 0
     assert status(sweep, "completes-1").status is Status.PENDING
     claim.release()
 
@@ -91,7 +91,7 @@ def test_a_run_that_cannot_be_read_is_left_out_and_told_of(
     order(sweep, *map(spec_named, names))
     sweep.run(names[0]).config.write_text("{")
     shutil.rmtree(sweep.run(names[1]).path)
-    assert job.main(str(sweep.path), str(POOL), "", "node1") == 0
+    assert job.main(str(sweep.path), POOL, "", "node1") == 0
     assert status(sweep, names[2]).status is Status.COMPLETED
     printed = capsys.readouterr().out
     assert f"damaged-0 is left out: {sweep.run(names[0]).config} is damaged" in printed
@@ -125,7 +125,7 @@ def test_a_job_does_runs_that_were_opened_again_meanwhile(sweep: SweepFolder) ->
 
     with ThreadPoolExecutor() as other:
         opened = other.submit(open_again)
-        assert job.main(str(sweep.path), str(POOL), "", "node1") == 0
+        assert job.main(str(sweep.path), POOL, "", "node1") == 0
     opened.result()
     ends = {name: [a.status for a in status(sweep, name).attempts] for name in names}
     assert ends["recovers"] == ["oom", "completed"]
@@ -153,7 +153,7 @@ def test_a_job_over_nodes_is_queued_again_for_runs_that_were_added(
 
     with ThreadPoolExecutor() as other:
         added = other.submit(add)
-        assert job.main(str(sweep.path), str(Shape(2, 1)), str(meeting), *names) == QUEUE_AGAIN
+        assert job.main(str(sweep.path), "2x1", str(meeting), *names) == QUEUE_AGAIN
     added.result()
     assert [process.wait() for process in started] == [0, 0]
     assert status(sweep, "gated-1").status is Status.COMPLETED

@@ -30,7 +30,7 @@ def test_loader_workers_count_against_the_cores(
     machine = Machine(cpu_cores=4, cpu_name="a processor", cuda_devices=())
     spec = spec_of((ranks, 2, 1), loader={"workers": workers})
     record = launch_record(
-        spec, Lease(tuple(range(min(ranks, 4))), ranks), machine, has_other_launchers=False
+        spec, Lease(tuple(range(min(ranks, 4)))), machine, has_other_launchers=False
     )
     assert record["timing_invalid_reason"] == reason
     assert record["timing_valid"] == (reason is None)
@@ -59,7 +59,7 @@ def test_runs_that_share_a_device_are_marked(
         "oversubscribe": shares,
     }
     record = launch_record(
-        spec_of((1, 2, 1), launcher=launcher), Lease((0,), 1), machine, has_other_launchers=False
+        spec_of((1, 2, 1), launcher=launcher), Lease((0,)), machine, has_other_launchers=False
     )
     assert (record["timing_invalid_reason"] or "").split("; ") == (reasons or [""])
     assert all(is_beside_others(reason) for reason in reasons)
@@ -73,8 +73,9 @@ def test_ranks_that_share_cuda_devices_are_marked(spec_of: Callable[..., RunSpec
     devices = tuple(CudaDevice(i, "GPU model", (9, 0), f"GPU-{i}") for i in (0, 2))
     machine = Machine(cpu_cores=4, cpu_name="a processor", cuda_devices=devices)
     spec = replace(spec_of((5, 2, 1)), device_type="cuda")
-    record = launch_record(spec, Lease((0, 2), 5), machine, has_other_launchers=False)
+    record = launch_record(spec, Lease((0, 2)), machine, has_other_launchers=False)
     assert (record["devices"], record["oversubscribed"]) == ([0, 2], True)
     assert record["timing_invalid_reason"] == "5 ranks share 2 CUDA devices; 5 ranks share 4 cores"
-    record = launch_record(spec, Lease((0, 2), 2), machine, has_other_launchers=False)
+    spec = replace(spec_of((2, 2, 1)), device_type="cuda")
+    record = launch_record(spec, Lease((0, 2)), machine, has_other_launchers=False)
     assert (record["oversubscribed"], record["timing_valid"]) == (False, True)

@@ -16,7 +16,6 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, renamed, spec_named
 
 from batchscape.cuda_devices import CudaDevice
-from batchscape.errors import LaunchError
 from batchscape.launch import attempt
 from batchscape.launch.child import Start
 from batchscape.launch.launcher import Launcher
@@ -379,9 +378,7 @@ def test_the_order_is_seeded_and_balanced(sweep: Sweep) -> None:
     assert started == sorted(started)
 
 
-def test_each_run_is_given_once(sweep: Sweep) -> None:
-    with pytest.raises(LaunchError, match="completes is given twice"):
-        sweep.run(spec_named("completes"), spec_named("completes"))
+def test_a_launch_of_no_runs_is_over(sweep: Sweep) -> None:
     assert sweep.run() == SweepResult((), interrupted=False)
 
 

@@ -49,9 +49,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Nodes, list[subprocess.Popen[bytes]]
         }
         command = [sys.executable, "-m", "batchscape.launch.slurm.node", str(meeting)]
         started.append(subprocess.Popen(command, env=environment))
-    opened = open_nodes(
-        meeting, ("localhost", "127.0.0.1"), "workers_of_nodes:main", lambda: False, ""
-    )
+    opened = open_nodes(meeting, ("localhost", "127.0.0.1"), "workers_of_nodes:main", lambda: False)
     assert opened is not None
     yield opened, started
     opened.close()
@@ -134,6 +132,6 @@ def test_the_key_is_its_owners_and_nobody_is_waited_for_in_vain(tmp_path: Path) 
             modes.append(stat.S_IMODE(meeting.stat().st_mode))
         return True
 
-    assert open_nodes(meeting, ("localhost", "localhost"), "a:b", should_stop, "") is None
+    assert open_nodes(meeting, ("localhost", "localhost"), "a:b", should_stop) is None
     assert modes == [0o600]
     assert not meeting.exists()

@@ -73,9 +73,12 @@ def test_what_was_measured_is_not_scaled_by_what_was_reckoned() -> None:
     """A sweep that goes on has both: runs that are over were predicted before any was."""
     one, two, three = (spec_named(f"completes-d{ranks}") for ranks in (1, 2, 3))
     predicted = {
-        one.run_id: ("datasheet", 10.0),
-        two.run_id: ("measured", 30.0),
-        three.run_id: ("datasheet", 4.0),
+        spec.run_id: {"run_time_s": {"method": method, "value": seconds}}
+        for spec, method, seconds in (
+            (one, "datasheet", 10.0),
+            (two, "measured", 30.0),
+            (three, "datasheet", 4.0),
+        )
     }
     placement = Placement(one, FOUR, predicted, pytest.fail)
     placement.learn(one, over(24.0, 12))

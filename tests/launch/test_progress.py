@@ -112,7 +112,7 @@ def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:
         progress.update([run], unknown)
         summary = {"final_loss": 1.5, "final_eval_loss": 2.0, "tokens_per_s": 12345.6}
         progress.run_ended(run.spec, ended(Status.COMPLETED, summary=summary), None, 0.0)
-        progress.run_refused(RunResult("b", Status.FAILED, "too wide", Path("log")))
+        progress.run_settled(RunResult(RunFolder(Path("b")), Status.FAILED, "too wide"))
         progress.run_ended(run.spec, ended(Status.DIVERGED, reason="not finite"), None, 0.0)
     assert output.getvalue().splitlines() == [
         "[1/3] completes-d2 started (2 ranks, attempt 2)",
@@ -210,10 +210,10 @@ def test_the_terminal_is_restored_after_an_error(run: ActiveRun) -> None:
 def test_the_summary_counts_and_explains() -> None:
     output = io.StringIO()
     runs = (
-        RunResult("a", Status.COMPLETED, None, Path("runs/a/log.txt"), skipped=True),
-        RunResult("b", Status.OOM, "out of [memory]", Path("runs/b/log.txt")),
-        RunResult("c", Status.COMPLETED, None, Path("runs/c/log.txt")),
-        RunResult("d", Status.DIVERGED, "not finite", Path("runs/d/log.txt")),
+        RunResult(RunFolder(Path("runs/a")), Status.COMPLETED, None, skipped=True),
+        RunResult(RunFolder(Path("runs/b")), Status.OOM, "out of [memory]"),
+        RunResult(RunFolder(Path("runs/c")), Status.COMPLETED, None),
+        RunResult(RunFolder(Path("runs/d")), Status.DIVERGED, "not finite"),
     )
     result = SweepResult(runs, interrupted=False, mirror_note="1 run is not mirrored")
     Progress(Console(file=output), total=4).summary(result)
@@ -227,7 +227,7 @@ def test_the_summary_counts_and_explains() -> None:
 
 def test_an_interrupted_run_is_a_fault_where_the_sweep_was_not() -> None:
     runs = tuple(
-        RunResult(str(status), status, None, Path("log"))
+        RunResult(RunFolder(Path(status)), status, None)
         for status in (Status.COMPLETED, Status.INTERRUPTED, Status.OOM, Status.PENDING)
     )
     ours, theirs = (SweepResult(runs, interrupted=interrupted) for interrupted in (True, False))

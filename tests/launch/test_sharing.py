@@ -17,7 +17,7 @@ from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_
 
 from batchscape.launch import remaining as own_claims
 from batchscape.launch.launcher import Launcher
-from batchscape.launch.remaining import ClaimedRuns, RemainingRuns
+from batchscape.launch.remaining import RemainingRuns
 from batchscape.record import claims
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import Lock, is_held
@@ -69,12 +69,12 @@ def test_looking_at_what_others_have_takes_a_small_part_of_the_time(
     monkeypatch.setattr(own_claims.time, "monotonic", lambda: clock)
     sweep, share, rarest = SweepFolder(tmp_path), {}, {}
     for runs in (1, 1000):
-        runs_of_others = ClaimedRuns(sweep, RemainingRuns([], sweep, ()))
+        runs_of_others = RemainingRuns([], sweep, ())
         assert all(runs_of_others.is_claimed_by_other(spec_named(f"run-{n}")) for n in range(runs))
         looked_at.clear()
         end = clock + 400
         while clock < end:  # as the launcher does that has nothing else to do
-            assert runs_of_others.due() == []
+            assert list(runs_of_others.due()) == []
             assert runs_of_others.waits_for_others
             assert f"Waiting for {runs} run" in runs_of_others.describe_waiting()
             clock += 0.3

@@ -14,7 +14,7 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.config import Slurm
-from batchscape.launch.slurm.order import POOL, JobOrder, Shape, job_name, script, shapes
+from batchscape.launch.slurm.order import POOL, JobOrder, job_name, script, shapes
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
@@ -119,11 +119,9 @@ def test_a_job_over_nodes_has_a_process_on_each(on_nodes, tmp_path: Path) -> Non
 
 def test_names_of_jobs_are_those_of_one_folder_and_shape(tmp_path: Path) -> None:
     folders = [SweepFolder(tmp_path / name) for name in ("a, b", "ab", "c/ab")]
-    names = {job_name(folder, shape) for folder in folders for shape in (POOL, Shape(2, 4))}
+    names = {job_name(folder, shape) for folder in folders for shape in (POOL, "2x4")}
     assert len(names) == 6
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for name in names)
-    assert Shape.named("2x4") == Shape(2, 4)
-    assert Shape.named("pool") == POOL
 
 
 def test_an_order_is_read_as_it_was_written_and_extended(on_nodes, tmp_path: Path) -> None:
@@ -139,13 +137,13 @@ def test_an_order_is_read_as_it_was_written_and_extended(on_nodes, tmp_path: Pat
     assert both.runs == ("run-1", "run-2")
     both.write(sweep)
     assert JobOrder.read(sweep) == both
-    (spec,) = both.specs(sweep, Shape(2, 4), pytest.fail)
+    (spec,) = both.specs(sweep, "2x4", pytest.fail)
     assert spec.config.launcher == launcher
     assert replace(spec, config=specs[1].config) == specs[1]
     assert both.specs(sweep, POOL, pytest.fail, without={"run-1"}) == []
     assert {shape: [s.run_id for s in of_shape] for shape, of_shape in shapes(specs).items()} == {
         POOL: ["run-1"],
-        Shape(2, 4): ["run-2"],
+        "2x4": ["run-2"],
     }
 
 

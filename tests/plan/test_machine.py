@@ -151,7 +151,7 @@ def test_the_memory_of_its_devices_is_recorded_with_a_run_and_limits_what_is_rec
     Nvml(monkeypatch)
     machine = Machine.detect()
     spec = replace(spec_of((2, 4, 1)), device_type="cuda")
-    launch = launch_record(spec, Lease((1, 2), 2), machine, has_other_launchers=False)
+    launch = launch_record(spec, Lease((1, 2)), machine, has_other_launchers=False)
     assert launch["device_memory_gib"] == 2.0
     runs = pd.json_normalize([{"device_type": "cuda", "data_parallel_size": 2, "launch": launch}])
     assert device_memory(runs) == 2.0

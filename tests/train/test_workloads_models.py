@@ -58,7 +58,7 @@ def warm(trainer):
     pytest.importorskip("transformers")
     running = type(trainer)()
     running.close()
-    running._processes = Forked(WORKER, also_preload="batchscape.models.offline_transformers")
+    running._processes = Forked(f"{WORKER} batchscape.models.offline_transformers")
     yield running
     running.close()
 

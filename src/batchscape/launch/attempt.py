@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batchscape.errors import DiskError, LaunchError, RecordError
 from batchscape.launch.beginnings import Branches
-from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT, Start
-from batchscape.launch.devices import Lease, launch_record
+from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT, Start, last_line
+from batchscape.launch.devices import LaunchRecord, Lease, launch_record
 from batchscape.launch.forkserver import ServerError
 from batchscape.launch.hangs import HangWatch
+from batchscape.launch.predictions import Predictions
 from batchscape.launch.processes import Processes
 from batchscape.measure.oom_kills import oom_kills
+from batchscape.plan.machine import Machine
 from batchscape.record.claims import RunClaim
 from batchscape.record.disk import disk_error, disk_trouble
 from batchscape.record.environment import environment
-from batchscape.record.files import end_of, last_row, read_json, write_json
+from batchscape.record.files import last_row, read_json, write_json
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.instants import now
 from batchscape.record.spec import RunSpec
@@ -43,9 +46,6 @@ from batchscape.record.status import (
 from batchscape.record.tables import note_rows, remove_dead_writes, seal
 from batchscape.record.timing import invalidate_times
 
-if TYPE_CHECKING:
-    from batchscape.plan.machine import Machine
-
 STOP_GRACE_S = 20.0
 """Least time for a checkpoint between SIGTERM and SIGKILL."""
 STOP_GRACE_STEPS = 4
@@ -59,8 +59,6 @@ STACKS_GRACE_S = 1.0
 """Time for ranks that hang to dump their stacks before they are asked to end."""
 END_GRACE_S = 300.0
 """Time for the other ranks once one has come to the end, completed or diverged."""
-
-_LOG_TAIL_BYTES = 4096
 
 
 @dataclass
@@ -83,17 +81,18 @@ class ActiveRun:
     stop: Stop | None = None
     killed_at: float | None = None
     """When this launcher killed the ranks, in seconds since the epoch."""
-    _stacks_at: float | None = None
+    _stacks_at: float = math.inf
     """When the ranks of a run that hangs will have written their stacks."""
     _oom_kills_before: int | None = field(default_factory=oom_kills)
-    _kill_at: float | None = None
-    _end_watched_since: float | None = None
+    _kill_at: float = math.inf
+    _end_due_at: float = math.inf
+    """When the last rank has to be at its end, as another one is there."""
     _spoil_reason: str | None = None
 
     @property
     def last_row(self) -> dict[str, Any]:
         """Latest row of optimizer steps; empty where no row can be read."""
-        with contextlib.suppress(RecordError):
+        with suppress(RecordError):
             return last_row(self.folder.lines("steps"))
         return {}
 
@@ -113,9 +112,8 @@ class ActiveRun:
 
     def kill(self) -> None:
         """End all ranks now."""
-        self._kill_at = None
-        if self.killed_at is None:
-            self.killed_at = now()
+        self._kill_at = math.inf
+        self.killed_at = self.killed_at or now()
         self.processes.signal(self.spec.run_id, signal.SIGKILL)
 
     def spoil_times(self, reason: str) -> None:
@@ -123,15 +121,13 @@ class ActiveRun:
         if self._spoil_reason is None:
             self._spoil_reason = reason
             # Now, for the case that this launcher is killed; else `_conclude` writes it last.
-            with contextlib.suppress(OSError):
-                self._write_spoiled()
+            with suppress(OSError):
+                self._write_spoiled(reason)
 
-    def _write_spoiled(self) -> None:
-        if self._spoil_reason is None:
-            return
-        with contextlib.suppress(RecordError):  # a damaged record tells no valid times either
+    def _write_spoiled(self, reason: str) -> None:
+        with suppress(RecordError):  # a damaged record tells no valid times either
             launch = read_json(self.folder.launch)
-            invalidate_times(launch, self._spoil_reason)
+            invalidate_times(launch, reason)
             write_json(self.folder.launch, launch)
 
     def look(self, exits: Iterable[RankExit]) -> RunStatus | None:
@@ -147,7 +143,7 @@ class ActiveRun:
         RunStatus or None
             How the run ended, already written, once no rank is left.
         """
-        with contextlib.suppress(RecordError):  # the end of the run reports the damage
+        with suppress(RecordError):  # the end of the run reports the damage
             self._read_outcomes()
         for rank_exit in exits:
             self.exits[rank_exit.rank] = rank_exit
@@ -176,61 +172,54 @@ class ActiveRun:
                 and outcome.cause is not Cause.DISK
             )
             self._kill_within(self.stop_grace_s if is_stopping else PEER_GRACE_S)
-        elif self._end_watched_since is None:
+        else:
             # Also after a crash in the teardown, which costs the training nothing.
-            self._end_watched_since = time.monotonic()
+            self._end_due_at = min(self._end_due_at, time.monotonic() + END_GRACE_S)
 
     def _enforce_limits(self, at: float) -> None:
         timeout_s = self.spec.config.launcher.timeout_s
         if timeout_s is not None and at - self.began_at > timeout_s:
             self.ask_to_stop(Status.TIMEOUT, f"not done after timeout_s = {timeout_s:g} s")
-        since = self._end_watched_since
-        is_watched = since is not None and self.stop is None and self._kill_at is None
+        is_asked_to_end = self.stop is not None or self._kill_at < math.inf
         if len(self.outcomes) == self.spec.processes:
             self._kill_within(PEER_GRACE_S)
-        elif is_watched and since is not None and at - since > END_GRACE_S:
+        elif at > self._end_due_at and not is_asked_to_end:
             late_ranks = sorted(set(range(self.spec.processes)) - set(self.exits))
             reason = f"ranks {late_ranks} hang: others ended {END_GRACE_S:g} s ago"
             self.stop = Stop(Status.FAILED, reason=reason, cause=Cause.HANG)
             self.kill()
-        if self._kill_at is not None and at >= self._kill_at:
+        if at >= self._kill_at:
             self.kill()
 
     def _watch_for_hang(self, at: float) -> None:
         """End a run that hangs: ask all ranks for their stacks, then for their end."""
-        if self._stacks_at is not None:
-            if at >= self._stacks_at:
-                self._keep_stacks()
-                self.processes.signal(self.spec.run_id, signal.SIGTERM)
-                # The watcher of a program has to end the program first.
-                self._kill_within(self.stop_grace_s if self.spec.is_program else PEER_GRACE_S)
-        elif self.stop is None and not self.exits:
-            hang = self.hangs.look(at)
-            if hang is not None:
-                self.stop = Stop(
-                    Status.FAILED, reason=hang.reason, cause=Cause.HANG, rank=hang.rank
-                )
-                self._stacks_at = at
-                if not self.spec.is_program:
-                    self._stacks_at += STACKS_GRACE_S
-                    self.processes.signal(self.spec.run_id, signal.SIGUSR1)
+        if at >= self._stacks_at:
+            self._keep_stacks()
+            self.processes.signal(self.spec.run_id, signal.SIGTERM)
+            # The watcher of a program has to end the program first.
+            self._kill_within(self.stop_grace_s if self.spec.is_program else PEER_GRACE_S)
+        elif self.stop is None and not self.exits and (hang := self.hangs.look(at)) is not None:
+            self.stop, self._stacks_at = hang, at
+            if not self.spec.is_program:
+                self._stacks_at += STACKS_GRACE_S
+                self.processes.signal(self.spec.run_id, signal.SIGUSR1)
 
     def _keep_stacks(self) -> None:
-        self._stacks_at = None
+        self._stacks_at = math.inf
         self.hangs.write_stacks(self.folder.log)
 
     def _kill_within(self, grace_s: float) -> None:
-        at = time.monotonic() + grace_s
-        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+        self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
 
     def _conclude(self) -> RunStatus:
         """Write how the run ended: sealed if that is final, else open for the next attempt."""
         # Rows that cannot be read, or a disk that is full, end this run, not the sweep.
-        if self._stacks_at is not None:
+        if self._stacks_at < math.inf:
             self._keep_stacks()
         try:
             run_end = self._decide_end()
-            self._write_spoiled()
+            if self._spoil_reason is not None:
+                self._write_spoiled(self._spoil_reason)
             write_end(self.spec, self.folder, self.status, run_end, self._ended_at())
         except DiskError as error:
             self.abandon(str(error), Cause.DISK, Status.INTERRUPTED)
@@ -251,7 +240,7 @@ class ActiveRun:
         run_end = RunEnd(status, reason=reason, cause=cause)
         self.status.note_end(run_end, self._ended_at())
         self.status.seal = {}
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.status.write(self.folder.status)
 
     def _ended_at(self) -> float:
@@ -259,27 +248,23 @@ class ActiveRun:
 
     def _decide_end(self) -> RunEnd:
         self._read_outcomes()
-        log_end = end_of(self.folder.log, _LOG_TAIL_BYTES, self.log_offset)
-        lines = [line.strip() for line in log_end.decode(errors="replace").split("\n")]
         kills_before, kills = self._oom_kills_before, oom_kills()
         run_end = decide(
             self.spec.processes,
             self.outcomes,
             self.exits,
             self.stop,
-            next((line for line in reversed(lines) if line), None),
+            last_line(self.folder.log, self.log_offset),
             killed_at=self.killed_at,
             oom_kills=0 if kills_before is None or kills is None else kills - kills_before,
             device_type=self.spec.device_type,
         )
         if run_end.rank is not None and run_end.phase is None:
-            beat = self.hangs.last_beat(run_end.rank)
-            run_end = replace(run_end, phase=None if beat is None else str(beat.phase))
-        if run_end.cause is Cause.EXCEPTION and run_end.rank not in self.outcomes:
-            # A rank that meets a full disk cannot say so: neither its outcome nor its log is taken.
-            trouble = disk_trouble(self.folder.path)
-            if trouble is not None:
-                return replace(run_end, status=Status.INTERRUPTED, reason=trouble, cause=Cause.DISK)
+            run_end = replace(run_end, phase=self.hangs.last_phase(run_end.rank))
+        # A rank that meets a full disk cannot say so: neither its outcome nor its log is taken.
+        is_silent_end = run_end.cause is Cause.EXCEPTION and run_end.rank not in self.outcomes
+        if is_silent_end and (trouble := disk_trouble(self.folder.path)) is not None:
+            return replace(run_end, status=Status.INTERRUPTED, reason=trouble, cause=Cause.DISK)
         return run_end
 
 
@@ -314,67 +299,44 @@ def write_end(
         status.write(folder.status)
 
 
-def _with_earlier_times(
-    earlier_launch: dict[str, Any],
-    launch: dict[str, Any],
-    reason_prefix: str = "an earlier attempt: ",
-) -> dict[str, Any]:
+def _add_earlier_times(
+    earlier_launch: LaunchRecord,
+    launch: LaunchRecord,
+    prefix: str = "an earlier attempt: ",
+) -> None:
     """Add the reasons of the earlier launch to the record: the rows are those of all attempts."""
-    launch = dict(launch)
     earlier_cores, cores = earlier_launch.get("usable_cores"), launch["usable_cores"]
     if earlier_cores != cores:
-        invalidate_times(
-            launch, f"usable cores changed from {earlier_cores} to {cores} between attempts"
-        )
+        reason = f"usable cores changed from {earlier_cores} to {cores} between attempts"
+        invalidate_times(launch, reason)
     if not earlier_launch.get("timing_valid"):
-        reasons = str(earlier_launch.get("timing_invalid_reason") or "no reason recorded").split(
-            "; "
-        )
+        earlier_reasons = str(earlier_launch.get("timing_invalid_reason") or "no reason recorded")
         present_reasons = str(launch["timing_invalid_reason"]).split("; ")
-        for reason in (reason.removeprefix(reason_prefix) for reason in reasons):
-            if reason not in present_reasons:
-                invalidate_times(launch, reason_prefix + reason)
-    return launch
+        for reason in earlier_reasons.split("; "):
+            if reason.removeprefix(prefix) not in present_reasons:
+                invalidate_times(launch, prefix + reason.removeprefix(prefix))
 
 
+@dataclass(frozen=True)
 class Attempts:
-    """Starts the attempts of one launch.
+    """Starts the attempts of one launch."""
 
-    Parameters
-    ----------
-    sweep : SweepFolder
-    machine : Machine
-    processes : Processes
-    scratch : Path
-        Folder on this machine for the meeting points of ranks.
-    predictions : mapping of str to mapping
-        Content of `prediction.json`, by run; only a first attempt writes it.
-    entry : str
-        Entry point of the ranks of our own loop.
-    command : str or None
-        The command of the launch, recorded with each run.
-    branches : Branches
-    """
+    sweep: SweepFolder
+    machine: Machine
+    processes: Processes
+    scratch: Path
+    """Folder on this machine for the meeting points of ranks."""
+    predictions: Predictions
+    """Only a first attempt writes that of its run."""
+    entry: str
+    """Entry point of the ranks of our own loop."""
+    command: str | None
+    """The command of the launch, recorded with each run."""
+    branches: Branches
 
-    def __init__(
-        self,
-        sweep: SweepFolder,
-        machine: Machine,
-        processes: Processes,
-        scratch: Path,
-        *,
-        predictions: Mapping[str, Mapping[str, Any]],
-        entry: str,
-        command: str | None,
-        branches: Branches,
-    ) -> None:
-        self._branches = branches
-        self._sweep, self._machine = sweep, machine
-        self._processes = processes
-        self._scratch = scratch
-        self._predictions = predictions
-        self._entry, self._command = entry, command
-        self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
+    @cached_property
+    def _environment(self) -> dict[str, Any]:
+        return environment({**os.environ, **WORKER_ENVIRONMENT}, self.machine.cpu_cores)
 
     def begin(
         self, spec: RunSpec, lease: Lease, claim: RunClaim, *, has_other_launchers: bool
@@ -403,7 +365,7 @@ class Attempts:
         OSError
             If the folder cannot be written to.
         """
-        folder = self._sweep.run(spec.run_id)
+        folder = self.sweep.run(spec.run_id)
         state = read_state(folder, spec, is_ours=True)
         launch = self._launch_record(spec, state, lease, has_other_launchers=has_other_launchers)
         # Ranks meet where no earlier attempt has left files.
@@ -414,14 +376,14 @@ class Attempts:
             # The disk of temporary files may be full while that of the sweep is not.
             raise disk_error(error, Path(meeting_prefix)) from error
         # By UUID: the numbers of NVML and of CUDA may differ.
-        uuid_by_index = {device.index: device.uuid for device in self._machine.cuda_devices}
+        uuid_by_index = {device.index: device.uuid for device in self.machine.cuda_devices}
         uuids = [uuid_by_index[i] for i in lease.devices] if spec.device_type == "cuda" else []
         start = Start(
             run_id=spec.run_id,
             run_dir=str(folder.path.absolute()),
             log=str(folder.log.absolute()),
             ranks=spec.processes,
-            entry=COMMAND_WORKER if spec.is_program else self._entry,
+            entry=COMMAND_WORKER if spec.is_program else self.entry,
             environment={"CUDA_VISIBLE_DEVICES": ",".join(uuids)},
             heartbeat_prefix=meeting_prefix,
         )
@@ -429,9 +391,9 @@ class Attempts:
             cleanup.callback(hangs.close)
             status = self._write_start(spec, state, launch)
             log_offset = folder.log.stat().st_size if folder.log.exists() else 0
-            active = ActiveRun(spec, folder, status, self._processes, log_offset, hangs)
+            active = ActiveRun(spec, folder, status, self.processes, log_offset, hangs)
             try:
-                self._processes.start(start, (*claim.descriptors, *lease.locks))
+                self.processes.start(start, (*claim.descriptors, *lease.locks))
             except ServerError:
                 # The server is at fault and not this run, whose turn will come.
                 state.record.write(folder.status)
@@ -444,43 +406,41 @@ class Attempts:
 
     def _launch_record(
         self, spec: RunSpec, state: RunState, lease: Lease, *, has_other_launchers: bool
-    ) -> dict[str, Any]:
+    ) -> LaunchRecord:
         """Describe an attempt, and whether the times of all attempts so far can be compared."""
         folder, attempt = state.folder, len(state.record.attempts)
         launch = {
             "attempt": attempt,
-            **launch_record(spec, lease, self._machine, has_other_launchers=has_other_launchers),
-            "start_method": self._processes.method,
-            "command": self._command,
-            "rendezvous": str(self._scratch / f"{spec.run_id}-{attempt}"),
-            **self._processes.node_entries(),
-            **self._branches.launch_record(spec),
+            **launch_record(spec, lease, self.machine, has_other_launchers=has_other_launchers),
+            "start_method": self.processes.method,
+            "command": self.command,
+            "rendezvous": str(self.scratch / f"{spec.run_id}-{attempt}"),
+            **self.processes.node_entries(),
+            **self.branches.launch_record(spec),
         }
         if state.goes_on:
             earlier_launch = read_json(folder.launch)
             if (model := earlier_launch.get("device_model")) != launch["device_model"]:
                 # Times of two device models cannot be joined.
-                msg = (
+                raise LaunchError(
                     f"it was begun on {model} and cannot go on here, on {launch['device_model']}; "
                     f"delete {folder.path} to begin again"
                 )
-                raise LaunchError(msg)
-            launch = _with_earlier_times(earlier_launch, launch)
+            _add_earlier_times(earlier_launch, launch)
             launch.pop("begins", None)
-            return launch | (
-                {"begins": earlier_launch["begins"]} if "begins" in earlier_launch else {}
-            )
+            return launch | {key: earlier_launch[key] for key in earlier_launch if key == "begins"}
         # An attempt that begins anew may be on another device; it keeps its own states.
         shutil.rmtree(folder.branches, ignore_errors=True)
         if "begins" in launch:
             earlier_launch = read_json(folder.beginning / folder.launch.name)
             if earlier_launch.get("device_model") == launch["device_model"]:
-                return _with_earlier_times(earlier_launch, launch, "the run that it began as: ")
+                _add_earlier_times(earlier_launch, launch, "the run that it began as: ")
+                return launch
             del launch["begins"]
             shutil.rmtree(folder.beginning, ignore_errors=True)
         return launch
 
-    def _write_start(self, spec: RunSpec, state: RunState, launch: dict[str, Any]) -> RunStatus:
+    def _write_start(self, spec: RunSpec, state: RunState, launch: LaunchRecord) -> RunStatus:
         """Write the files of an attempt that begins into the folder of a run; return its status."""
         folder, earlier_status = state.folder, deepcopy(state.record)
         if state.is_lost and earlier_status.attempts:
@@ -492,9 +452,8 @@ class Attempts:
             leftover.unlink(missing_ok=True)
         spec.write(folder.config)
         write_json(folder.environment, self._environment)
-        prediction = self._predictions.get(spec.run_id)
-        if prediction is not None and not attempts:
-            write_json(folder.prediction, dict(prediction))
+        if spec.run_id in self.predictions and not attempts:
+            write_json(folder.prediction, self.predictions[spec.run_id])
         write_json(folder.launch, launch)
         begins_again = spec.is_program and not spec.is_resumable_program
         if begins_again and attempts and folder.log.exists():

@@ -7,10 +7,11 @@ steps and keeps its state after the last of them, the branch point; the other on
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,6 +38,10 @@ class Beginning(NamedTuple):
     """Number of optimizer steps that both share."""
 
 
+_NO_BEGINNING = Beginning("", 0)
+"""Beginning of a run that trains all of its steps itself."""
+
+
 def find_beginnings(specs: Sequence[RunSpec], sweep: SweepFolder) -> dict[str, Beginning]:
     """Find the runs that can go on from the state of an earlier one, or of one that is over.
 
@@ -51,7 +56,7 @@ def find_beginnings(specs: Sequence[RunSpec], sweep: SweepFolder) -> dict[str, B
     kept_steps_by_run, trunks = {}, []
     for folder in sweep.run_folders() if is_wanted else ():
         if folder.path.name not in run_ids and (branch_points := folder.branch_points()):
-            with contextlib.suppress(RecordError):
+            with suppress(RecordError):
                 trunks.append(RunSpec.read(folder.config))
                 kept_steps_by_run[folder.path.name] = [
                     int(path.name.rpartition("-")[2]) for path in branch_points
@@ -79,21 +84,20 @@ def shared_beginnings(
         runs share is trained twice.
     """
     beginnings: dict[str, Beginning] = {}
-    specs_by_start: dict[tuple[Any, ...], list[RunSpec]] = {}
-    for spec in specs:
-        trains_alone = spec.is_program or spec.timed_steps is not None
-        if not trains_alone and spec.config.launcher.share_beginnings:
-            specs_by_start.setdefault(_start(spec), []).append(spec)
-    trunks_by_key: dict[tuple[Any, ...], list[RunSpec]] = {}
-    # Most runs of a large grid start like no other run, and their first steps show it sooner.
-    starts_and_specs = [
-        (start, s)
-        for start, specs_of_start in specs_by_start.items()
-        if len(specs_of_start) > 1
-        for s in specs_of_start
+    sharing_specs = [
+        spec
+        for spec in specs
+        if spec.config.launcher.share_beginnings
+        and not spec.is_program
+        and spec.timed_steps is None
     ]
-    for start, spec in starts_and_specs:
-        trunks = trunks_by_key.setdefault((*start, beginning_key(spec)), [])
+    # Most runs of a large grid start like no other run, and their first steps show it sooner.
+    n_by_start = Counter(map(_start, sharing_specs))
+    trunks_by_key: defaultdict[tuple[Any, ...], list[RunSpec]] = defaultdict(list)
+    for spec in sharing_specs:
+        if n_by_start[start := _start(spec)] == 1:
+            continue
+        trunks = trunks_by_key[*start, beginning_key(spec)]
         trunks.append(spec)
         if spec.run_id in kept_steps_by_run:
             continue
@@ -103,16 +107,10 @@ def shared_beginnings(
         most_steps, trunk = 0, ""
         for other in trunks[:-1]:
             n_shared_steps = min(max_steps, shared_steps(other, spec))
-            if (
-                other.run_id in beginnings
-                and beginnings[other.run_id].optimizer_steps >= n_shared_steps
-            ):
+            if n_shared_steps <= beginnings.get(other.run_id, _NO_BEGINNING).optimizer_steps:
                 continue  # it does not train these steps itself
-            if other.run_id in kept_steps_by_run:
-                n_shared_steps = max(
-                    (step for step in kept_steps_by_run[other.run_id] if step <= n_shared_steps),
-                    default=0,
-                )
+            if (own_steps := kept_steps_by_run.get(other.run_id)) is not None:
+                n_shared_steps = max((k for k in own_steps if k <= n_shared_steps), default=0)
             if n_shared_steps > most_steps:
                 most_steps, trunk = n_shared_steps, other.run_id
         if most_steps >= max(1, _LEAST_SHARE * spec.optimizer_steps):
@@ -129,7 +127,13 @@ def _start(spec: RunSpec) -> tuple[Any, ...]:
 
 def shared_steps(one: RunSpec, other: RunSpec) -> int:
     """Return the optimizer steps that two runs of equal settings train alike, from the first on."""
-    until = _samples_of_equal_factors(one, other)
+    schedule, other_schedule = one.config.schedule, other.config.schedule
+    until = min(
+        _constant_until(schedule, one.samples), _constant_until(other_schedule, other.samples)
+    )
+    decays_by_itself = isinstance(schedule, Cosine) and schedule.decay_samples is not None
+    if schedule == other_schedule and (one.samples == other.samples or decays_by_itself):
+        until = math.inf
     steps = samples = 0
     for stage, other_stage in zip(one.stages, other.stages, strict=False):
         if (stage.geometry, stage.optimizer) != (other_stage.geometry, other_stage.optimizer):
@@ -141,19 +145,6 @@ def shared_steps(one: RunSpec, other: RunSpec) -> int:
         if equal_steps * size < max(stage.samples, other_stage.samples):
             break
     return steps
-
-
-def _samples_of_equal_factors(one: RunSpec, other: RunSpec) -> float:
-    """Return up to which sample the schedules of two runs with one warm-up have equal factors."""
-    schedule, other_schedule = one.config.schedule, other.config.schedule
-    ends_with_budget = not isinstance(schedule, Constant)
-    if isinstance(schedule, Cosine):
-        ends_with_budget = schedule.decay_samples is None
-    if schedule == other_schedule and (one.samples == other.samples or not ends_with_budget):
-        return math.inf
-    return min(
-        _constant_until(schedule, one.samples), _constant_until(other_schedule, other.samples)
-    )
 
 
 def _constant_until(schedule: Schedule, budget_samples: int) -> float:
@@ -190,13 +181,14 @@ class Branches:
         self._kept_steps = {spec.run_id: kept_steps(spec) for spec in specs}
         self._may_train_in_launch = may_train
         self._beginnings = find_beginnings([s for s in specs if may_train(s.run_id)], sweep)
-        self._branches: dict[Beginning, set[str]] = {}
-        for run_id, beginning in self._beginnings.items():
-            self._branches.setdefault(beginning, set()).add(run_id)
 
     def _may_train(self, run_id: str) -> bool:
         """Whether a run of this launch may still train; nobody waits for runs of other launches."""
         return run_id in self._kept_steps and self._may_train_in_launch(run_id)
+
+    def _needed(self) -> set[Beginning]:
+        """Return the branch points from which a run may still begin."""
+        return {one for run_id, one in self._beginnings.items() if self._may_train(run_id)}
 
     def can_begin(self, spec: RunSpec) -> bool:
         """Whether a run can begin now: the state that it begins from is there, or will never be."""
@@ -204,11 +196,13 @@ class Branches:
         if beginning is None or not self._may_train(beginning.trunk):
             return True
         folder, trunk = self._sweep.run(spec.run_id), self._sweep.run(beginning.trunk)
-        if folder.beginning.is_dir() or trunk.branch_point(beginning.optimizer_steps).is_dir():
-            return True
-        # The trunk may have been further when this run was added.
-        is_past = (trunk.checkpoint_step or 0) >= beginning.optimizer_steps
-        return is_past or folder.checkpoint_step is not None
+        return (
+            folder.beginning.is_dir()
+            or trunk.branch_point(beginning.optimizer_steps).is_dir()
+            # The trunk may have been further when this run was added.
+            or (trunk.checkpoint_step or 0) >= beginning.optimizer_steps
+            or folder.checkpoint_step is not None
+        )
 
     def launch_record(self, spec: RunSpec) -> dict[str, Any]:
         """Return what `launch.json` says of it: `begins` of a branch, `keeps` of a trunk.
@@ -222,11 +216,8 @@ class Branches:
             self._copy(beginning, folder)
         if folder.beginning.is_dir():
             record["begins"] = read_json(folder.beginning / _ORIGIN)
-        keeps = {
-            beginning.optimizer_steps
-            for beginning, branches in self._branches.items()
-            if beginning.trunk == spec.run_id and any(map(self._may_train, branches))
-        } | kept_steps(spec)
+        needed_steps = {one.optimizer_steps for one in self._needed() if one.trunk == spec.run_id}
+        keeps = needed_steps | kept_steps(spec)
         return record | ({"keeps": sorted(keeps)} if keeps else {})
 
     def _copy(self, beginning: Beginning, folder: RunFolder) -> None:
@@ -238,7 +229,7 @@ class Branches:
         hidden = folder.beginning.with_name(f".{folder.beginning.name}")
         shutil.rmtree(hidden, ignore_errors=True)
         hidden.mkdir(parents=True)
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             for path in point_folder.iterdir():
                 link_or_copy(path, hidden / path.name)
         needed = (folder.lines("steps"), folder.lines("evals"), folder.launch)
@@ -251,26 +242,24 @@ class Branches:
 
     def own_share(self, spec: RunSpec) -> float:
         """Return the share of its optimizer steps that a run trains itself."""
-        beginning = self._beginnings.get(spec.run_id)
-        return 1 - (beginning.optimizer_steps if beginning else 0) / spec.optimizer_steps
+        beginning = self._beginnings.get(spec.run_id, _NO_BEGINNING)
+        return 1 - beginning.optimizer_steps / spec.optimizer_steps
 
     def remove_unneeded(self) -> None:
         """Remove the branch points from which no run will begin, unless a run keeps them."""
         needed = {
-            self._sweep.run(beginning.trunk).branch_point(beginning.optimizer_steps)
-            for beginning, branches in self._branches.items()
-            if any(map(self._may_train, branches))
+            self._sweep.run(one.trunk).branch_point(one.optimizer_steps) for one in self._needed()
         }
         for run_id, own_kept_steps in self._kept_steps.items():
             folder, kept_steps_of_run = self._sweep.run(run_id), set(own_kept_steps)
             point_folders = set(folder.branches.iterdir()) if folder.branches.is_dir() else set()
             if point_folders and not self._may_train(run_id):
                 # An earlier command may have asked for more.
-                with contextlib.suppress(RecordError):
+                with suppress(RecordError):
                     kept_steps_of_run |= kept_steps(RunSpec.read(folder.config))
             for point_folder in (
                 point_folders - needed - set(map(folder.branch_point, kept_steps_of_run))
             ):
                 shutil.rmtree(point_folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 folder.branches.rmdir()

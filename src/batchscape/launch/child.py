@@ -7,7 +7,6 @@ forks a process for it, and this module's `main` is the first function of a spaw
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import importlib
 import io
@@ -19,11 +18,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
 from batchscape.outgoing import redact
+from batchscape.record.files import end_of
 from batchscape.record.heartbeat import beats_path, share, stacks_path
 
 WORKER = "batchscape.train.worker:main"
@@ -43,6 +44,8 @@ WORKER_ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """Environment of every process that trains, set before its first import."""
+
+_LOG_TAIL_BYTES = 4096
 
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[3:]; "
@@ -119,6 +122,12 @@ def main(start_text: str, rank: str) -> NoReturn:
     live(Start(**json.loads(start_text)), int(rank))
 
 
+def last_line(log: Path, offset: int = 0) -> str | None:
+    """Return the last line that ranks have printed into a log, behind an offset; None without."""
+    text = end_of(log, _LOG_TAIL_BYTES, offset).decode(errors="replace")
+    return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), None)
+
+
 def _redirect(log: str) -> None:
     source = os.open(os.devnull, os.O_RDONLY)
     sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -142,7 +151,7 @@ def _redirect(log: str) -> None:
 def _share_heartbeat(prefix: str, rank: int) -> None:
     """Share the heartbeat, and dump all stacks on SIGUSR1, wherever the rank is stuck."""
     stacks_descriptor = 2
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if prefix:
             share(beats_path(prefix, rank))
             # A file for each rank: stacks that ranks write into one file at the same time mix.

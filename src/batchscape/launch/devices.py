@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
+from batchscape.plan.machine import Machine
 from batchscape.record.locks import (
     EXCLUSIVE_NOWAIT,
     SHARED_NOWAIT,
@@ -42,12 +42,12 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.timing import processes_share, runs_share
 from batchscape.text import count_text
 
-if TYPE_CHECKING:
-    from batchscape.plan.machine import Machine
-
-
 OTHER_LAUNCHER = "another launcher was at work on this machine"
 """Reason why times are not valid: another launcher worked beside the run."""
+
+
+LaunchRecord = dict[str, Any]
+"""Content of `launch.json`."""
 
 
 class Presence:
@@ -67,12 +67,7 @@ class Presence:
         self.show()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.hide()
 
     def show(self) -> None:
@@ -123,73 +118,66 @@ class Lease:
 
     devices: tuple[int, ...]
     """Their numbers; rank r uses `devices[r % len(devices)]`."""
-    ranks: int
-    """Ranks of the run."""
     locks: tuple[int, ...] = ()
     """File descriptors that keep other launchers off them; ranks inherit these."""
-
-    @property
-    def oversubscribed(self) -> bool:
-        """Whether ranks share devices."""
-        return self.ranks > len(self.devices)
 
 
 def launch_record(
     spec: RunSpec, lease: Lease, machine: Machine, *, has_other_launchers: bool
-) -> dict[str, Any]:
+) -> LaunchRecord:
     """Describe how a run is placed, and whether its times can be compared."""
     concurrent = spec.config.launcher.concurrent_runs
     runs_per_device = min(concurrent, spec.config.launcher.runs_per_device)
     # The device numbers of a CPU run are cores.
-    leased_devices = [d for d in machine.cuda_devices if d.index in lease.devices]
-    leased_devices = leased_devices if spec.device_type == "cuda" else []
-    reasons = []
-    if lease.oversubscribed and spec.device_type == "cuda":
-        devices = count_text(len(lease.devices), "CUDA device")
-        reasons.append(processes_share(f"{lease.ranks} ranks", devices))
-    if lease.ranks > machine.cpu_cores:
-        reasons.append(processes_share(f"{lease.ranks} ranks", f"{machine.cpu_cores} cores"))
-    if runs_per_device > 1:
-        reasons.append(runs_share(runs_per_device, "a device"))
-    oversubscribed = bool(reasons)
+    is_on_cuda = spec.device_type == "cuda"
+    leased_devices = [d for d in machine.cuda_devices if is_on_cuda and d.index in lease.devices]
+    ranks = spec.geometry.data_parallel_size
+    ranks_text = f"{ranks} ranks"
+    cores, cores_text = machine.cpu_cores, f"{machine.cpu_cores} cores"
+    devices_text = count_text(len(lease.devices), "CUDA device")
+    reasons = {
+        processes_share(ranks_text, devices_text): is_on_cuda and ranks > len(lease.devices),
+        processes_share(ranks_text, cores_text): ranks > cores,
+        runs_share(runs_per_device, "a device"): runs_per_device > 1,
+    }
+    oversubscribed = any(reasons.values())
     workers = spec.config.loader.workers
-    if workers and lease.ranks <= machine.cpu_cores < (processes := lease.ranks * (1 + workers)):
-        ranks, each = count_text(lease.ranks, "rank"), " each" * (lease.ranks > 1)
-        reasons.append(
-            processes_share(
-                f"{ranks} with {count_text(workers, 'loader worker')}{each}, "
-                f"{processes} processes,",
-                f"{machine.cpu_cores} cores",
-            )
-        )
-    if concurrent > 1:
-        reasons.append(runs_share(concurrent, "the machine"))
-    if has_other_launchers:
-        reasons.append(OTHER_LAUNCHER)
+    workers_text = count_text(workers, "loader worker") + " each" * (ranks > 1)
+    processes = ranks * (1 + workers)
+    processes_text = f"{count_text(ranks, 'rank')} with {workers_text}, {processes} processes,"
+    reasons |= {
+        processes_share(processes_text, cores_text): ranks <= cores < processes,
+        runs_share(concurrent, "the machine"): concurrent > 1,
+        OTHER_LAUNCHER: has_other_launchers,
+    }
+    reason = "; ".join(text for text, holds in reasons.items() if holds) or None
     memories = [d.memory_gib for d in leased_devices if d.memory_gib is not None]
     return {
-        "world_size": lease.ranks,
+        "world_size": ranks,
         "device_type": spec.device_type,
         "device_model": " + ".join(sorted({d.name for d in leased_devices}))
-        if spec.device_type == "cuda"
+        if is_on_cuda
         else machine.cpu_name,
         "devices": list(lease.devices),
         # The memory of the host is in environment.json.
         **({"device_memory_gib": min(memories)} if memories else {}),
-        "usable_cores": machine.cpu_cores,
+        "usable_cores": cores,
         "threads_per_rank": 1,
         "concurrent_runs": concurrent,
         "runs_per_device": runs_per_device,
         "oversubscribed": oversubscribed,
         # The follower of jobs asks Slurm by this id how the job ended.
         **({"slurm_job_id": job} if (job := os.environ.get("SLURM_JOB_ID")) else {}),
-        "timing_valid": not reasons,
-        "timing_invalid_reason": "; ".join(reasons) or None,
+        "timing_valid": reason is None,
+        "timing_invalid_reason": reason,
     }
 
 
-class DeviceLocks:
-    """Locks on the devices of one kind. Where the folder cannot be used, no launcher is kept off.
+class DevicePool:
+    """Devices of one kind, each leased to at most so many runs at a time.
+
+    The pool locks the devices that runs are on. Where the folder of the locks cannot be used, no
+    other launcher is kept off.
 
     Parameters
     ----------
@@ -199,6 +187,8 @@ class DeviceLocks:
         Name of a device on the whole machine, by its number here.
     warn : callable
         Takes the warning that there can be no locks, once.
+    runs_per_device : int
+        Runs that may share a device.
     is_needed : bool
         Whether other launchers may take these devices; else none is kept off.
     """
@@ -209,6 +199,7 @@ class DeviceLocks:
         names: Mapping[int, str],
         warn: Callable[[str], None],
         *,
+        runs_per_device: int = 1,
         is_needed: bool = True,
     ) -> None:
         self.folder = public_folder("batchscape-devices")
@@ -216,19 +207,25 @@ class DeviceLocks:
         self._lock_by_device: dict[int, Lock] = {}
         self._waiting_lock: Lock | None = None
         self._is_usable = is_needed
+        self._runs_per_device = runs_per_device
+        self._free_slots = dict.fromkeys(names, runs_per_device)
+        """Number of runs that each device still takes."""
+        self.waits_for_others = False
+        """Whether the last lease was refused, and another launcher holds a device."""
 
     def take(self, device: int) -> bool:
-        """Take a device, if this launcher does not hold it; False while another one holds it."""
+        """Lock a device, if this launcher does not hold it; False while another one holds it."""
         if device not in self._lock_by_device and (
             lock := self._try_lock(self.names[device], EXCLUSIVE_NOWAIT)
         ):
             self._lock_by_device[device] = lock
         return device in self._lock_by_device or not self._is_usable
 
-    def give_back(self, device: int) -> None:
-        """Give back a device, if this launcher holds it."""
-        if (lock := self._lock_by_device.pop(device, None)) is not None:
-            lock.release()
+    def give_back(self, devices: Iterable[int]) -> None:
+        """Unlock those of some devices that no run is on."""
+        for device in devices:
+            if not self._is_used(device) and device in self._lock_by_device:
+                self._lock_by_device.pop(device).release()
 
     def descriptors(self, devices: Iterable[int]) -> tuple[int, ...]:
         """Return the file descriptors that hold the locks of devices."""
@@ -250,6 +247,48 @@ class DeviceLocks:
         """Whether another launcher waits for devices; call it only while this one does not."""
         return self._is_usable and is_held(self._path("waiting"))
 
+    def lease(self, ranks: int) -> Lease | None:
+        """Take devices for a run, those with the fewest runs first: all that it needs, or none.
+
+        A run needs one a rank, or all there are, which its ranks share.
+
+        Returns
+        -------
+        Lease or None
+            None while other runs, or other launchers, hold too many of them.
+        """
+        width = min(ranks, len(self.names))
+        devices, devices_elsewhere = list[int](), list[int]()
+        for device in sorted(self.names, key=lambda device: -self._free_slots[device]):
+            if len(devices) < width and self._free_slots[device]:
+                is_ours = self._is_used(device) or self.take(device)
+                (devices if is_ours else devices_elsewhere).append(device)
+        self.waits_for_others = len(devices) < width and bool(devices_elsewhere)
+        if len(devices) < width:
+            names = sorted(self.names[device] for device in devices_elsewhere)
+            self.give_back(d for d in devices if names and self.names[d] > names[0])
+            return None
+        for device in devices:
+            self._free_slots[device] -= 1
+        self.give_back(self.names)
+        in_order = tuple(device for device in self.names if device in devices)
+        return Lease(in_order, self.descriptors(in_order))
+
+    def release(self, lease: Lease) -> None:
+        """Give the devices of a lease back."""
+        for device in lease.devices:
+            self._free_slots[device] += 1
+        self.give_back(lease.devices)
+
+    def close(self) -> None:
+        """Give back devices that no run is on, and wait for none."""
+        self.waits_for_others = False
+        self.give_back(self.names)
+        self.show_waiting(False)
+
+    def _is_used(self, device: int) -> bool:
+        return self._free_slots[device] < self._runs_per_device
+
     def _path(self, name: str) -> Path:
         return self.folder / f"{self._kind}-{name}"
 
@@ -265,82 +304,3 @@ class DeviceLocks:
                 f"same ones at the same time ({error})"
             )
             return None
-
-
-class DevicePool:
-    """Devices of one kind, each leased to at most so many runs at a time.
-
-    Parameters
-    ----------
-    locks : DeviceLocks
-        Of these devices; keeps other launchers off those that runs are on.
-    runs_per_device : int
-        Runs that may share a device.
-    """
-
-    def __init__(self, locks: DeviceLocks, runs_per_device: int = 1) -> None:
-        self.devices = tuple(locks.names)
-        self._locks = locks
-        self._free_slots = dict.fromkeys(self.devices, runs_per_device)
-        """Number of runs that each device still takes."""
-        self._runs_per_device = runs_per_device
-        self.waits_for_others = False
-        """Whether the last lease was refused, and another launcher holds a device."""
-
-    def lease(self, ranks: int) -> Lease | None:
-        """Take devices for a run, those with the fewest runs first: all that it needs, or none.
-
-        A run needs one a rank, or all there are, which its ranks share.
-
-        Returns
-        -------
-        Lease or None
-            None while other runs, or other launchers, hold too many of them.
-        """
-        width = min(ranks, len(self.devices))
-        devices, devices_elsewhere = list[int](), list[int]()
-        for device in sorted(self.devices, key=lambda device: -self._free_slots[device]):
-            if len(devices) < width and self._free_slots[device]:
-                is_ours = self._is_used(device) or self._locks.take(device)
-                (devices if is_ours else devices_elsewhere).append(device)
-        self.waits_for_others = len(devices) < width and bool(devices_elsewhere)
-        if len(devices) < width:
-            names = self._locks.names
-            first_name = min((names[device] for device in devices_elsewhere), default=None)
-            self._unlock_unused(
-                d for d in devices if first_name is not None and names[d] > first_name
-            )
-            return None
-        for device in devices:
-            self._free_slots[device] -= 1
-        self._unlock_unused(self.devices)
-        devices.sort(key=self.devices.index)
-        return Lease(tuple(devices), ranks, self._locks.descriptors(devices))
-
-    def release(self, lease: Lease) -> None:
-        """Give the devices of a lease back.
-
-        Raises
-        ------
-        ValueError
-            If no run holds one of them.
-        """
-        if not all(map(self._is_used, lease.devices)):
-            msg = f"devices {lease.devices} are not leased"
-            raise ValueError(msg)
-        for device in lease.devices:
-            self._free_slots[device] += 1
-        self._unlock_unused(lease.devices)
-
-    def close(self) -> None:
-        """Give back devices that no run is on."""
-        self.waits_for_others = False
-        self._unlock_unused(self.devices)
-
-    def _is_used(self, device: int) -> bool:
-        return self._free_slots[device] < self._runs_per_device
-
-    def _unlock_unused(self, devices: Iterable[int]) -> None:
-        for device in devices:
-            if not self._is_used(device):
-                self._locks.give_back(device)

@@ -16,18 +16,18 @@ _NUMBER = re.compile(r"(?<!code )\b\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 """A number in a reason, which may differ between runs that fail alike; an exit code may not."""
 
 
-def too_many_failures(results: Iterable[RunResult], max_failures: int | None) -> str | None:
+def too_many_failures(results: Iterable[RunResult], max_failures: int) -> str | None:
     """Say why no more runs are started: too many have failed; None where they are.
 
     Parameters
     ----------
     results : iterable of RunResult
         Of the runs that have ended in this launch.
-    max_failures : int or None
+    max_failures : int
         From this number of faults on, no run is started.
     """
     faults = sum(run.status in FAULTS and not run.by_another for run in results)
-    if max_failures is None or faults < max_failures:
+    if faults < max_failures:
         return None
     count = count_text(faults, "run has", "runs have")
     return f"{count} failed, and launcher.max_failures is {max_failures}"

@@ -12,7 +12,6 @@ imports but never computes, and reports when that was not enough. Linux only: it
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import json
@@ -25,8 +24,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,7 +39,7 @@ from batchscape.launch.child import (
     live,
     start_interpreter,
 )
-from batchscape.launch.processes import Processes, Spawned
+from batchscape.launch.processes import Processes, ShouldStop, Spawned
 from batchscape.record.instants import now
 from batchscape.record.status import RankExit
 from batchscape.system import adopt_orphans, die_first, end_with_parent, threads
@@ -68,10 +68,10 @@ class Forked(Processes):
 
     method = "fork"
 
-    def __init__(self, entry: str, also_preload: str = "") -> None:
+    def __init__(self, preload: str) -> None:
         self.note: str | None = None
-        self._preloaded = f"{entry} {also_preload}"
-        self._ranks_by_run: dict[str, set[int]] = {}
+        self._preload = preload
+        self._living_ranks: set[tuple[str, int]] = set()
         self._unreported: list[RankExit] = []
         self._boot()
 
@@ -83,7 +83,7 @@ class Forked(Processes):
         with far_end:
             self._server = start_interpreter(
                 "forkserver",
-                (str(far_end.fileno()), self._preloaded),
+                (str(far_end.fileno()), self._preload),
                 (far_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 output=self._errors,
@@ -104,15 +104,12 @@ class Forked(Processes):
         if not self._ready and self._readable(timeout_s):
             message = self._receive()
             if message is None:
-                code, printed = self._server.wait(), self._printed()
-                if code < 0:
-                    msg = (
+                if (code := self._server.wait()) < 0:
+                    raise ServerKilledError(
                         f"the fork server was killed by signal {-code} while it imported; look at "
                         "the machine's memory"
                     )
-                    raise ServerKilledError(msg)
-                msg = f"the fork server ended with code {code}:\n{printed}"
-                raise ServerError(msg)
+                raise ServerError(f"the fork server ended with code {code}:\n{self._printed()}")
             if message["unsafe"]:
                 raise _UnsafeToForkError(str(message["unsafe"]))
             self._ready = True
@@ -135,22 +132,24 @@ class Forked(Processes):
             try:
                 self._boot()
             except OSError as error:
-                msg = f"the fork server cannot be started again: {error}"
-                raise ServerKilledError(msg) from None
+                raise ServerKilledError(
+                    f"the fork server cannot be started again: {error}"
+                ) from None
         deadline = time.monotonic() + _BOOT_LIMIT_S
         while not self.is_ready(1.0):
             if time.monotonic() > deadline:
-                msg = f"the fork server has not booted within {_BOOT_LIMIT_S:g} s"
-                raise ServerError(msg)
-        self._ranks_by_run[start.run_id] = set(start.rank_numbers)
+                raise ServerError(f"the fork server has not booted within {_BOOT_LIMIT_S:g} s")
+        ranks = {(start.run_id, rank) for rank in start.rank_numbers}
+        self._living_ranks |= ranks
         try:
             # The first locks matter most; the launcher holds all of them anyway.
             self._send(asdict(start), keep_open[:_MOST_DESCRIPTORS])
         except OSError as error:
             # The message was not sent: nobody will report the end of these ranks.
-            del self._ranks_by_run[start.run_id]
-            msg = f"{start.run_id} cannot be handed to the fork server: {error}"
-            raise LaunchError(msg) from None
+            self._living_ranks -= ranks
+            raise LaunchError(
+                f"{start.run_id} cannot be handed to the fork server: {error}"
+            ) from None
 
     def wait(self, timeout_s: float) -> list[RankExit]:
         """See `Processes`."""
@@ -165,7 +164,7 @@ class Forked(Processes):
                 return exits + self._bury_all()
             if "run_id" in message:
                 rank_exit = RankExit(**message)
-                self._ranks_by_run[rank_exit.run_id].discard(rank_exit.rank)
+                self._living_ranks.discard((rank_exit.run_id, rank_exit.rank))
                 exits.append(rank_exit)
         return exits
 
@@ -187,7 +186,7 @@ class Forked(Processes):
         self._is_gone = True
         # Processes that the ranks have started survive the server; all are in its session.
         for process in psutil.process_iter():
-            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if os.getsid(process.pid) == self._server.pid:
                     process.kill()
         code = self._server.wait()
@@ -198,10 +197,9 @@ class Forked(Processes):
         outside_cause = f"the fork server died ({end_text}), and the ranks of the run with it"
         exits = [
             RankExit(run_id, rank, -signal.SIGKILL, at, outside_cause)
-            for run_id, ranks in self._ranks_by_run.items()
-            for rank in sorted(ranks)
+            for run_id, rank in sorted(self._living_ranks)
         ]
-        self._ranks_by_run.clear()
+        self._living_ranks.clear()
         return exits
 
     def _printed(self) -> str:
@@ -219,27 +217,22 @@ class Forked(Processes):
         return json.loads(message) if message else None
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        with contextlib.suppress(ConnectionError):
+        with suppress(ConnectionError):
             socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)
 
 
 def open_processes(
-    entry: str,
-    should_stop: Callable[[], bool],
-    also_preload: str = "",
-    *,
-    method: str | None = None,
+    preload: str, should_stop: ShouldStop, *, method: str | None = None
 ) -> Processes | None:
     """Choose and prepare the way of starting ranks.
 
     Parameters
     ----------
-    entry : str
-        Entry point of the ranks; preloaded where they are forked.
+    preload : str
+        Entry point of the ranks, and perhaps modules, separated by spaces; a fork server imports
+        them beside the usual ones.
     should_stop : callable
         Called while the fork server boots.
-    also_preload : str
-        Module that a fork server imports beside the usual ones; empty: none.
     method : str, optional
         `fork` or `spawn`; by default fork where that is safe.
 
@@ -253,22 +246,18 @@ def open_processes(
     LaunchError
         If the fork server cannot boot, or forking was asked for and is unsafe.
     """
-    if method is None:
-        method = "fork" if sys.platform == "linux" else "spawn"
-    if method == "spawn":
+    if (method or ("fork" if sys.platform == "linux" else "spawn")) == "spawn":
         return Spawned()
-    server = Forked(entry, also_preload)
-    try:
-        while not should_stop():
-            if server.is_ready(0.1):
-                return server
-    except _UnsafeToForkError as error:
-        server.close()
-        return Spawned(f"every rank imports for itself, which takes seconds: {error}")
-    except BaseException:
-        server.close()
-        raise
-    server.close()
+    with ExitStack() as cleanup:
+        server = Forked(preload)
+        cleanup.callback(server.close)
+        try:
+            while not should_stop():
+                if server.is_ready(0.1):
+                    cleanup.pop_all()
+                    return server
+        except _UnsafeToForkError as error:
+            return Spawned(f"every rank imports for itself, which takes seconds: {error}")
     return None
 
 
@@ -284,49 +273,37 @@ PRELOADED = (
 """Modules that every rank needs, slow to import."""
 
 
-@dataclass
-class _Group:
-    """Process group of one run."""
-
-    leader: int
-    """Number of the group; no other group can have it until the last member is reaped."""
-    ranks: dict[int, int]
-    """Rank of each living process, by process id."""
-
-
-def main(channel: str, entry: str) -> NoReturn:
+def main(channel: str, preload: str) -> NoReturn:
     """Preload, report, and serve until the launcher is gone.
 
     Parameters
     ----------
     channel : str
         File descriptor of a connected SOCK_SEQPACKET socket.
-    entry : str
-        Entry point of the ranks, whose module is imported ahead; perhaps with one more module,
-        after a space.
+    preload : str
+        As `open_processes` takes it.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The launcher obeys the signals; the server lives and dies with the socket.
         signal.signal(number, signal.SIG_IGN)
-    _preload(entry)
+    _import_ahead(preload)
     server = _ForkServer(socket.socket(fileno=int(channel)))
     server.serve()
     os._exit(0)
 
 
-def _preload(entry: str) -> None:
+def _import_ahead(preload: str) -> None:
     # Imports make no garbage; looking for it takes a fifth of their time.
     gc.disable()
     # The watcher of a program needs none of them.
-    entry, _, extra_module = entry.partition(" ")
+    entry, *modules = preload.split(" ")
     for name in PRELOADED if entry == WORKER else ():
         importlib.import_module(name)
     # Our own modules take a fifth of a second, mostly pydantic's schemas; and the whole sweep
     # then runs one version of the code, whatever is edited meanwhile.
-    for name in (entry.partition(":")[0], extra_module):
+    for name in (entry.partition(":")[0], *modules):
         try:
-            if name:
-                importlib.import_module(name)
+            importlib.import_module(name)
         except Exception:  # noqa: BLE001  (each rank meets it again, and its run's log shows it)
             traceback.print_exc()
     # All that is loaded stays in use: keep the collector off the shared pages.
@@ -353,7 +330,11 @@ def _why_unsafe_to_fork() -> str | None:
 class _ForkServer:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._groups: dict[str, _Group] = {}
+        self._leader_by_run: dict[str, int] = {}
+        """Number of the process group of each run; no other group can have it until its last member
+        is reaped."""
+        self._rank_by_pid: dict[int, tuple[str, int]] = {}
+        """Run and rank of each living process."""
         self._pid = os.getpid()
         # Processes that a rank leaves become children of the server, which kills them.
         adopt_orphans()
@@ -373,10 +354,10 @@ class _ForkServer:
                 self._reap()
             if self._channel in readable and not self._answer():
                 break
-        for group in self._groups.values():
-            os.killpg(group.leader, signal.SIGKILL)
+        for leader in self._leader_by_run.values():
+            os.killpg(leader, signal.SIGKILL)
         _kill_descendants()
-        with contextlib.suppress(ChildProcessError):
+        with suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
 
@@ -389,9 +370,8 @@ class _ForkServer:
             return False
         request = json.loads(message)
         if "signal" in request:
-            group = self._groups.get(request["run_id"])
-            if group is not None:
-                os.killpg(group.leader, request["signal"])
+            if (leader := self._leader_by_run.get(request["run_id"])) is not None:
+                os.killpg(leader, request["signal"])
         else:
             self._start(Start(**request))
         for descriptor in descriptors:
@@ -402,13 +382,12 @@ class _ForkServer:
     def _start(self, start: Start) -> None:
         # A signal for a rank must wait until the rank has stopped ignoring it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-        group: _Group | None = None
         for rank in start.rank_numbers:
             try:
                 pid = os.fork()
             except OSError as error:
                 # The disk may be full as well, and there are other runs.
-                with contextlib.suppress(OSError), Path(start.log).open("a") as log:
+                with suppress(OSError), Path(start.log).open("a") as log:
                     log.write(f"batchscape: cannot fork: {error}\n")
                 outside_cause = f"rank {rank} could not be forked: {error}"
                 self._send(
@@ -416,13 +395,12 @@ class _ForkServer:
                 )
                 continue
             if pid == 0:
-                self._become_rank(start, rank, group.leader if group else 0, mask)
-            if group is None:
-                group = self._groups[start.run_id] = _Group(pid, {})
-            group.ranks[pid] = rank
+                self._become_rank(start, rank, self._leader_by_run.get(start.run_id, 0), mask)
+            self._rank_by_pid[pid] = start.run_id, rank
+            leader = self._leader_by_run.setdefault(start.run_id, pid)
             # The child does the same; whichever is first, neither goes on outside of the group.
-            with contextlib.suppress(OSError):
-                os.setpgid(pid, group.leader)
+            with suppress(OSError):
+                os.setpgid(pid, leader)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _become_rank(self, start: Start, rank: int, leader: int, mask: set[Any]) -> NoReturn:
@@ -432,7 +410,7 @@ class _ForkServer:
             if os.getppid() != self._pid:
                 os._exit(1)
             # Where memory runs out, the system should pick a rank before the launcher.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 die_first()
             # The launcher must see the socket close when the server alone has died.
             for end in (self._channel, self._wake_receiver, self._wake_sender):
@@ -458,28 +436,24 @@ class _ForkServer:
             if wait_result is None:
                 return
             pid, at = wait_result.si_pid, now()
-            matches = (item for item in self._groups.items() if pid in item[1].ranks)
-            run_id, group = next(matches, ("", None))
-            if group is not None and len(group.ranks) == 1:
-                os.killpg(group.leader, signal.SIGKILL)
+            run_id, rank = self._rank_by_pid.pop(pid, ("", 0))
+            is_last = bool(run_id) and all(run != run_id for run, _ in self._rank_by_pid.values())
+            if is_last:
+                os.killpg(self._leader_by_run.pop(run_id), signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            if group is None:
-                continue
-            rank = group.ranks.pop(pid)
-            if not group.ranks:
-                del self._groups[run_id]
-                if not self._groups:
-                    _kill_descendants()
-            self._send(run_id=run_id, rank=rank, code=code, at=at)
+            if is_last and not self._leader_by_run:
+                _kill_descendants()
+            if run_id:
+                self._send(run_id=run_id, rank=rank, code=code, at=at)
 
     def _send(self, **message: object) -> None:
         # `serve` notices a launcher that is gone when it waits for the next message.
-        with contextlib.suppress(ConnectionError):
+        with suppress(ConnectionError):
             self._channel.send(json.dumps(message).encode())
 
 
 def _kill_descendants() -> None:
     """Kill the processes that ranks started in groups of their own."""
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):
             process.kill()

@@ -21,12 +21,13 @@ a few seconds.
 
 from __future__ import annotations
 
-import contextlib
+import math
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path, stacks_path
+from batchscape.record.heartbeat import Heartbeat, Phase, beats_path, stacks_path
 from batchscape.record.spec import RunSpec
+from batchscape.record.status import Cause, Status, Stop
 from batchscape.text import list_text
 
 HANG_STEPS = 20.0
@@ -35,14 +36,6 @@ HANG_STEPS = 20.0
 _LONGEST_LOOK_S = 5.0
 """Longest time between two looks that the rule counts."""
 _WITHIN_STEPS = {Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.RECORD}
-
-
-class Hang(NamedTuple):
-    """A hang of a run."""
-
-    reason: str
-    rank: int | None
-    """The only rank that is behind the others; None where several are."""
 
 
 class HangWatch:
@@ -67,14 +60,13 @@ class HangWatch:
         self._has_others = ranks < spec.processes
         self._hearts = [Heartbeat(beats_path(prefix, r), create=True) for r in range(ranks)]
         self._beats = [heart.read() for heart in self._hearts]
-        self._looked_at: float | None = None
-        self._watched_s = 0.0
-        self._silent_s = 0.0
-        self._first_steps: tuple[int, float] | None = None
+        self._looked_at = math.inf
+        self._watched_s = self._silent_s = 0.0
+        self._first_steps = 0, 0.0
         """Optimizer steps done when the first were seen, and the seconds watched until then."""
         self._step_time_s: float | None = None
 
-    def look(self, now: float) -> Hang | None:
+    def look(self, now: float) -> Stop | None:
         """Look at all heartbeats.
 
         Parameters
@@ -84,33 +76,37 @@ class HangWatch:
 
         Returns
         -------
-        Hang or None
+        Stop or None
+            The end of a run that hangs, with the rank that is behind the others, where it is one;
             None while the run may well be alive.
         """
-        if self._looked_at is not None:
-            elapsed_s = min(now - self._looked_at, _LONGEST_LOOK_S)
-            self._watched_s += elapsed_s
-            self._silent_s += elapsed_s
+        elapsed_s = min(max(0.0, now - self._looked_at), _LONGEST_LOOK_S)
         self._looked_at = now
+        self._watched_s += elapsed_s
+        self._silent_s += elapsed_s
         beats = [heart.read() for heart in self._hearts]
         if beats != self._beats:
             self._beats, self._silent_s = beats, 0.0
-            self._note_steps(max(beat.steps_done for beat in beats))
+            done = max(beat.steps_done for beat in beats)
+            first, since_s = self._first_steps
+            if done > first:
+                # The first time includes the start and is too long, which is on the safe side.
+                self._step_time_s = (self._watched_s - since_s) / (done - first)
+                if first == 0:
+                    self._first_steps = done, self._watched_s
         limit_s, rule = self._limit()
         if limit_s is None or self._silent_s < limit_s:
             return None
         return self._describe(limit_s, rule)
 
-    def last_beat(self, rank: int) -> Beat | None:
-        """Return the last heartbeat of a rank; None if it had none."""
-        if rank >= len(self._hearts):
-            return None
-        beat = self._hearts[rank].read()
-        return beat if beat.beats else None
+    def last_phase(self, rank: int) -> str | None:
+        """Return the phase of the last heartbeat of a rank; None if it had none."""
+        beats = [heart.read() for heart in self._hearts[rank : rank + 1]]
+        return next((str(beat.phase) for beat in beats if beat.beats), None)
 
     def write_stacks(self, log: Path) -> None:
         """Append the stacks that the ranks have dumped to the log of the run."""
-        with contextlib.suppress(OSError), log.open("ab") as file:
+        with suppress(OSError), log.open("ab") as file:
             for rank, beat in enumerate(self._beats):
                 path = stacks_path(self._prefix, rank)
                 if path.exists() and (dumped := path.read_bytes()):
@@ -122,19 +118,8 @@ class HangWatch:
         for rank, heart in enumerate(self._hearts):
             heart.close()
             for path in (beats_path(self._prefix, rank), stacks_path(self._prefix, rank)):
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     path.unlink(missing_ok=True)
-
-    def _note_steps(self, done: int) -> None:
-        if done == 0:
-            return
-        if self._first_steps is None:
-            self._first_steps = done, self._watched_s
-            # This includes the start and is too long, which is on the safe side.
-            self._step_time_s = self._watched_s / done
-        first, since_s = self._first_steps
-        if done > first:
-            self._step_time_s = (self._watched_s - since_s) / (done - first)
 
     def _limit(self) -> tuple[float | None, str]:
         """Return how long the ranks may be silent now, and the rule in words."""
@@ -142,31 +127,30 @@ class HangWatch:
         least_s, outside_s = launcher.hang_s, launcher.hang_outside_s
         if least_s is None or outside_s is None or (step_s is None and self._spec.is_program):
             return None, ""
-        name = "hang_s"
+        rule = f"hang_s = {least_s:g} s"
         is_within_steps = all(beat.phase in _WITHIN_STEPS for beat in self._beats)
         if step_s is None or self._spec.is_program or not is_within_steps:
-            name, least_s = "6 x hang_s", outside_s
+            least_s, rule = outside_s, f"6 x hang_s = {outside_s:g} s"
         if step_s is None:
-            return least_s, f"{name} = {least_s:g} s"
-        rule = f"{HANG_STEPS:g} x step time {step_s:.3g} s, at least {name} = {least_s:g} s"
+            return least_s, rule
+        rule = f"{HANG_STEPS:g} x step time {step_s:.3g} s, at least {rule}"
         return max(least_s, HANG_STEPS * step_s), rule
 
-    def _describe(self, limit_s: float, rule: str) -> Hang:
+    def _describe(self, limit_s: float, rule: str) -> Stop:
         silence = f"no heartbeat for {limit_s:.4g} s ({rule})"
+        rank = None
         if self._spec.is_program:
             done = self._beats[0].optimizer_step
             reason = f"the program hangs after optimizer step {done}: neither its log nor its "
-            return Hang(f"{reason}metrics grew, {silence}", None)
-        if self._has_others:
+            reason += f"metrics grew, {silence}"
+        elif self._has_others:
             positions = ", ".join(sorted(set(map(str, self._beats))))
-            return Hang(
-                f"a rank hangs: {silence}; those of the first node are in {positions}", None
-            )
-        slowest = min(beat.pace for beat in self._beats)
-        ranks_behind = [rank for rank, beat in enumerate(self._beats) if beat.pace == slowest]
-        # The others wait for a rank that is behind.
-        rank = ranks_behind[0] if len(ranks_behind) == 1 else None
-        who = (
-            f"ranks {list_text(ranks_behind, 'and')} hang" if rank is None else f"rank {rank} hangs"
-        )
-        return Hang(f"{who} in {self._beats[ranks_behind[0]]}: {silence}", rank)
+            reason = f"a rank hangs: {silence}; those of the first node are in {positions}"
+        else:
+            slowest = min(beat.pace for beat in self._beats)
+            behind = [number for number, beat in enumerate(self._beats) if beat.pace == slowest]
+            # The others wait for a rank that is behind.
+            rank = behind[0] if len(behind) == 1 else None
+            who = f"ranks {list_text(behind, 'and')} hang" if rank is None else f"rank {rank} hangs"
+            reason = f"{who} in {self._beats[behind[0]]}: {silence}"
+        return Stop(Status.FAILED, reason=reason, cause=Cause.HANG, rank=rank)

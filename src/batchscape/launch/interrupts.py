@@ -1,4 +1,4 @@
-"""Signals that ask the launcher to stop: they are counted, or raised as Ctrl-C is.
+"""Signals that ask the launcher to stop: they are noted, or raised as Ctrl-C is.
 
 A signal that the process ignores (as under `nohup`) stays ignored. Outside of the main thread
 Python delivers no signals, and nothing changes.
@@ -9,47 +9,29 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import NoReturn
 
 _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP."""
+def noted_signals(names: list[str]) -> AbstractContextManager[None]:
+    """Add the name of each SIGINT, SIGTERM and SIGHUP to a list."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        """Signals so far."""
-        self.first: str | None = None
-        """Name of the first one."""
+    def note(number: int, _frame: FrameType | None) -> None:
+        names.append(signal.Signals(number).name)
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count signals, and restore the earlier handlers."""
-        with _handled((signal.SIGINT, *_TERMINATIONS), self._note):
-            yield
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.count += 1
-        self.first = self.first or signal.Signals(number).name
+    return _handled((signal.SIGINT, *_TERMINATIONS), note)
 
 
-@contextmanager
-def terminations_as_interrupts() -> Iterator[None]:
+def terminations_as_interrupts() -> AbstractContextManager[None]:
     """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, as SIGINT does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    with _handled(_TERMINATIONS, interrupt):
-        yield
+    return _handled(_TERMINATIONS, signal.default_int_handler)
 
 
 @contextmanager
 def _handled(
-    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
     """Handle signals, and restore the earlier handlers."""
     is_main = threading.current_thread() is threading.main_thread()

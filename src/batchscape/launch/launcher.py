@@ -7,28 +7,29 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from rich.console import Console
 
 from batchscape.config import NoTracker, Transformers
-from batchscape.errors import BatchscapeError, DiskError, LaunchError
+from batchscape.errors import BatchscapeError, DiskError
 from batchscape.launch.attempt import ActiveRun, Attempts
 from batchscape.launch.beginnings import Branches
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.devices import OTHER_LAUNCHER, Lease, Presence
 from batchscape.launch.failures import equal_failures, too_many_failures
 from batchscape.launch.forkserver import ServerError, ServerKilledError, open_processes
-from batchscape.launch.interrupts import Interrupts
+from batchscape.launch.interrupts import noted_signals
 from batchscape.launch.oom_knowledge import OomKnowledge
 from batchscape.launch.placement import Placement
-from batchscape.launch.predictions import predict, predictions_of_equal_runs, run_time_predictions
-from batchscape.launch.processes import Processes
+from batchscape.launch.predictions import Predictions, predict, predictions_of_equal_runs
+from batchscape.launch.processes import Processes, ShouldStop
 from batchscape.launch.progress import Progress
-from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, statuses_to_retry
+from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.launch.scratch import scratch_folder
+from batchscape.plan.machine import Machine
 from batchscape.record.disk import as_disk_error, check_usable
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
@@ -39,11 +40,7 @@ from batchscape.record.status import Cause, RankExit, RunStatus, Status
 from batchscape.terminal import OutgoingConsole
 from batchscape.tracking.mirror import Mirror, may_mirror_live
 
-if TYPE_CHECKING:
-    from batchscape.plan.machine import Machine
-
-
-ProcessOpener = Callable[[str, Callable[[], bool], str], Processes | None]
+ProcessOpener = Callable[[str, ShouldStop], Processes | None]
 _POLL_S = 0.5
 """Longest time until a signal or a time limit is noticed; the end of a rank is noticed at once."""
 _LOOK_S = 3.0
@@ -102,16 +99,15 @@ class Launcher:
     values : mapping of str to str, optional
         Text beside the name of a run; the caller may add runs to it during the launch.
     process_opener : callable, optional
-        Opens another way of starting ranks. It takes an entry point, a callable that says whether
-        to stop, and a module to import ahead, as `open_processes` does.
+        Opens another way of starting ranks. It takes what to import ahead, and a callable that
+        says whether to stop, as `open_processes` does.
     is_part : bool
         Whether this process does a part of a sweep that another one follows: it does not wait for
         runs of other launchers, and mirrors nothing.
     """
 
-    _remaining: RemainingRuns
+    _runs: RemainingRuns
     _processes: Processes
-    _claims: ClaimedRuns
     _placement: Placement
     _attempts: Attempts
     _oom: OomKnowledge
@@ -140,13 +136,15 @@ class Launcher:
         self._is_part = is_part
         total = len(specs) if steering is None else steering.runs
         self._progress = Progress(console or OutgoingConsole(), total, values)
-        self._presence, self._interrupts = Presence(), Interrupts()
-        self._predictions: dict[str, Mapping[str, Any]] = {}
+        self._presence = Presence()
+        self._signals: list[str] = []
+        """Names of the signals that asked this launch to stop."""
+        self._predictions: Predictions = {}
+        self._queue: deque[RunSpec] = deque()
         self._results_at_request = -1
         self._stop_reason: str | None = None
         self._equal_failures: str | None = None
         self._retries: Counter[str] = Counter()
-        self._retry_queue: list[RunSpec] = []
         self._active: dict[str, ActiveRun] = {}
         self._results: dict[str, RunResult] = {}
 
@@ -156,39 +154,36 @@ class Launcher:
         Raises
         ------
         LaunchError
-            If the folder cannot be used, two runs have one name, or no process can be started at
-            all.
+            If the folder cannot be used, or no process can be started at all.
         """
-        run_ids = Counter(spec.run_id for spec in self._specs)
-        if len(run_ids) < len(self._specs):
-            ((repeated_id, _),) = run_ids.most_common(1)
-            msg = f"every run is launched once, but {repeated_id} is given twice"
-            raise LaunchError(msg)
         if not self._specs:
             return SweepResult((), interrupted=False)
         config = self._specs[0].config
         check_usable(self._sweep)
         with sweep_lock(self._sweep), ExitStack() as stack:
-            self._remaining = RemainingRuns(
-                self._specs, self._sweep, statuses_to_retry(config.launcher.retry)
-            )
-            missing = self._remaining.missing
+            retry = statuses_to_retry(config.launcher.retry)
+            self._runs = RemainingRuns(self._specs, self._sweep, retry, waits=not self._is_part)
+            missing = self._runs.missing
             tracker = NoTracker("none") if self._is_part else config.tracker
             is_live = may_mirror_live(missing, self._machine.cpu_cores)
             mirror = Mirror(tracker, self._sweep, live=is_live)
-            self._progress.runs_skipped(list(self._remaining.settled.values()))
+            self._progress.runs_skipped(list(self._runs.settled.values()))
             specs_that_share = self._specs if self._entry == WORKER else ()
-            self._branches = Branches(specs_that_share, self._sweep, self._may_train)
+            self._branches = Branches(
+                specs_that_share,
+                self._sweep,
+                lambda run_id: run_id not in self._results and run_id not in self._runs.settled,
+            )
             if missing:
                 stack.enter_context(self._presence)
-                with self._interrupts.counted():
+                with noted_signals(self._signals):
                     self._launch(missing)
             if not self._is_part:
                 self._branches.remove_unneeded()
-        interrupted = self._interrupts.count > 0
+        interrupted = bool(self._signals)
         with self._presence:
             note = mirror.finish(interrupted=interrupted)
-        runs = self._remaining.results(self._results)
+        runs = self._runs.results(self._results)
         result = SweepResult(runs, interrupted, self._stop_reason, note, mirror.summary())
         self._progress.summary(result)
         return result
@@ -197,30 +192,27 @@ class Launcher:
         """Open the processes, claims and predictions, work off the runs, and close them."""
 
         def should_stop() -> bool:
-            return self._interrupts.count > 0
+            return bool(self._signals)
 
         with ExitStack() as stack:
             are_programs = all(spec.is_program for spec in missing)
-            is_slow = any(isinstance(spec.config.model, Transformers) for spec in missing)
+            preload = COMMAND_WORKER if are_programs else self._entry
+            if any(isinstance(spec.config.model, Transformers) for spec in missing):
+                preload += " batchscape.models.offline_transformers"  # slow to import
             try:
-                processes = self._open_processes(
-                    COMMAND_WORKER if are_programs else self._entry,
-                    should_stop,
-                    "batchscape.models.offline_transformers" if is_slow else "",
-                )
+                processes = self._open_processes(preload, should_stop)
             except ServerKilledError as error:
                 self._stop(f"no process can be started: {error}")
                 return
             if processes is None:
                 return
             self._processes = processes
-            self._claims = ClaimedRuns(self._sweep, self._remaining, waits=not self._is_part)
-            stack.callback(self._claims.release_all)
+            stack.callback(self._runs.release_all)
             stack.callback(processes.close)
             scratch = stack.enter_context(scratch_folder())
             if self._entry == WORKER:
                 self._predictions, trouble = predict(
-                    self._remaining.specs,
+                    self._runs.specs,
                     missing,
                     self._sweep,
                     processes,
@@ -229,51 +221,48 @@ class Launcher:
                 )
                 if trouble is not None:
                     self._progress.warn(trouble)
-            predicted_times = run_time_predictions(self._predictions)
             self._placement = Placement(
                 missing[0],
                 self._machine,
-                predicted_times,
+                self._predictions,
                 self._progress.warn,
                 own_share=self._branches.own_share,
             )
-            for spec in self._remaining.specs:
-                if (status := self._remaining.statuses.get(spec.run_id)) is not None:
+            for spec in self._runs.specs:
+                if (status := self._runs.statuses.get(spec.run_id)) is not None:
                     self._placement.learn(spec, status)
             self._attempts = Attempts(
                 self._sweep,
                 self._machine,
                 processes,
                 scratch,
-                predictions=self._predictions,
-                entry=self._entry,
-                command=self._command,
-                branches=self._branches,
+                self._predictions,
+                self._entry,
+                self._command,
+                self._branches,
             )
             self._oom = OomKnowledge(missing, self._sweep, self._machine, self._predictions)
+            self._queue.extend(missing)
             with self._progress:
-                self._work_off(deque(missing))
+                self._work_off()
 
-    def _work_off(self, queue: deque[RunSpec]) -> None:
+    def _work_off(self) -> None:
         """Run the queue, until it is empty or a signal stops it."""
         while True:
             goes_on = not self._stop_if_asked()
             if goes_on:
-                queue.extend(self._claims.due())
-                queue.extend(self._retry_queue)
-                self._retry_queue.clear()
-                queue.extend(self._request_runs())
-                self._start_runs(queue)
+                self._queue.extend((*self._runs.due(), *self._request_runs()))
+                self._start_runs()
             if not goes_on or self._stop_reason is not None:
                 self._placement.close()
             if not self._active:
-                if not (goes_on and (queue or self._claims.waits_for_others)):
+                if not (goes_on and (self._queue or self._runs.waits_for_others)):
                     return
                 self._presence.hide()
-                waiting_text = self._placement.why_waiting or self._claims.describe_waiting()
+                waiting_text = self._placement.why_waiting or self._runs.describe_waiting()
                 self._progress.note_waiting(waiting_text)
             exits = self._processes.wait(_POLL_S)
-            for name in self._claims.renew({rank_exit.run_id for rank_exit in exits}):
+            for name in self._runs.renew({rank_exit.run_id for rank_exit in exits}):
                 self._give_up(name)
             # A launcher that came while a run ended has disturbed it, too.
             has_other_launchers = self._presence.has_others(0.0 if exits else _LOOK_S)
@@ -283,7 +272,7 @@ class Launcher:
                 self._watch(run, exits)
             self._progress.update(
                 list(self._active.values()),
-                partial(self._placement.left_s, self._active, queue),
+                partial(self._placement.left_s, self._active, self._queue),
             )
 
     def _request_runs(self) -> list[RunSpec]:
@@ -291,12 +280,12 @@ class Launcher:
         if self._steering is None or len(self._results) == self._results_at_request:
             return []
         self._results_at_request = len(self._results)
-        while specs := self._steering.next_runs({*self._results, *self._remaining.settled}):
-            missing = self._remaining.add(specs)
-            settled = (self._remaining.settled.get(spec.run_id) for spec in specs)
-            self._progress.runs_skipped([result for result in settled if result is not None])
+        while specs := self._steering.next_runs({*self._results, *self._runs.settled}):
+            missing = self._runs.add(specs)
+            settled = self._runs.settled
+            self._progress.runs_skipped([settled[s.run_id] for s in specs if s.run_id in settled])
             self._predictions |= predictions_of_equal_runs(
-                missing, self._remaining.specs, self._predictions
+                missing, self._runs.specs, self._predictions
             )
             if missing:
                 return missing
@@ -305,16 +294,11 @@ class Launcher:
     def _watch(self, run: ActiveRun, exits: Iterable[RankExit]) -> None:
         """End a run whose ranks have ended; stop one that the steering cuts."""
         status = run.look(one for one in exits if one.run_id == run.spec.run_id)
+        steering = self._steering if run.stop is None else None
         if status is not None:
             self._end(run, status)
-        elif self._steering is not None and run.stop is None:
-            reason = self._steering.reason_to_cut(run.spec)
-            if reason is not None:
-                run.ask_to_stop(Status.PRUNED, reason)
-
-    def _may_train(self, run_id: str) -> bool:
-        """Whether a run may still train in this launch."""
-        return run_id not in self._results and run_id not in self._remaining.settled
+        elif steering is not None and (reason := steering.reason_to_cut(run.spec)) is not None:
+            run.ask_to_stop(Status.PRUNED, reason)
 
     def _stop(self, reason: str) -> None:
         """Start no more runs."""
@@ -325,10 +309,9 @@ class Launcher:
 
     def _stop_if_asked(self) -> bool:
         """After a signal ask all ranks to end, after two kill them; return whether to stop."""
-        count = self._interrupts.count
-        if count == 0:
+        if not self._signals:
             return self._stop_reason is not None
-        reason = f"stopped by {self._interrupts.first}"
+        reason = f"stopped by {self._signals[0]}"
         running = [run for run in self._active.values() if run.stop is None]
         if running:
             grace_s = max(run.stop_grace_s for run in running)
@@ -337,14 +320,14 @@ class Launcher:
             )
         for run in self._active.values():
             run.ask_to_stop(Status.INTERRUPTED, reason)
-            if count > 1:
+            if len(self._signals) > 1:
                 run.kill()
         return True
 
-    def _start_runs(self, queue: deque[RunSpec]) -> None:
+    def _start_runs(self) -> None:
         """Start runs while there are devices for the next one."""
-        waiting = self._placement.waiting
-        if waiting is not None and waiting in queue and self._claims.is_claimed_by_other(waiting):
+        queue, waiting = self._queue, self._placement.waiting
+        if waiting is not None and waiting in queue and self._runs.is_claimed_by_other(waiting):
             # Nobody waits for devices for a run that another launcher has.
             queue.remove(waiting)
         if queue and self._equal_failures is not None:
@@ -366,13 +349,12 @@ class Launcher:
     def _try_to_begin(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
         try:
-            claim_or_result = self._claims.take(spec)
+            claim_or_result = self._runs.take(spec)
             if claim_or_result is None:
                 return None
             if isinstance(claim_or_result, RunResult):
                 self._oom.learn(spec)
-                self._settle(claim_or_result)
-                self._progress.run_settled(claim_or_result)
+                self._settle_unstarted(claim_or_result)
                 return None
             if (refusal := self._oom.refusal(spec)) is not None:
                 self._reject(spec, refusal)
@@ -388,25 +370,25 @@ class Launcher:
             return run
         except ServerError as error:
             self._stop(f"no process can be started any more: {error}")
-            self._claims.release(spec.run_id, Status.PENDING)
+            self._runs.release(spec.run_id)
         except (BatchscapeError, OSError) as error:
-            self._claims.release(spec.run_id, Status.FAILED)
+            self._runs.release(spec.run_id)
             cause = as_disk_error(error, self._sweep.path)
             if isinstance(cause, DiskError):
                 self._stop_for_the_disk(str(cause))  # the run is as open as it was
             else:
-                log = self._sweep.run(spec.run_id).log
-                self._refuse(RunResult(spec.run_id, Status.FAILED, str(error), log))
+                folder = self._sweep.run(spec.run_id)
+                self._settle_unstarted(RunResult(folder, Status.FAILED, str(error)))
         return None
 
     def _reject(self, spec: RunSpec, reason: str) -> None:
         folder = self._sweep.run(spec.run_id)
-        if (prediction := self._predictions.get(spec.run_id)) is not None:
-            write_json(folder.prediction, dict(prediction))
+        if spec.run_id in self._predictions:
+            write_json(folder.prediction, self._predictions[spec.run_id])
         status = RunStatus(Status.REJECTED, reason=reason, cause=Cause.OUT_OF_MEMORY)
         status.write(folder.status)
-        self._claims.release(spec.run_id, status.status)
-        self._refuse(RunResult.of(folder, status))
+        self._runs.release(spec.run_id)
+        self._settle_unstarted(RunResult.of(folder, status))
 
     def _end(self, run: ActiveRun, status: RunStatus) -> None:
         """Give back the devices of a run that has ended; settle it, unless it is tried again."""
@@ -418,10 +400,10 @@ class Launcher:
         self._placement.learn(run.spec, status)
         if status.cause is Cause.DISK:
             self._stop_for_the_disk(str(status.reason))
-        goes_on = not self._interrupts.count and self._stop_reason is None
+        goes_on = not self._signals and self._stop_reason is None
         if goes_on and self._retry(run, status):
             return
-        self._claims.release(run.spec.run_id, status.status)
+        self._runs.release(run.spec.run_id, is_over=status.status.is_sealed)
         self._oom.learn(run.spec)
         result = RunResult.of(run.folder, status)
         self._settle(result)
@@ -433,18 +415,18 @@ class Launcher:
         """Settle a run that another launcher has taken over, as this one was cut off."""
         reason = "another launcher took it over, as this one was silent for too long"
         run = self._active.pop(run_id, None)
-        self._retry_queue = [spec for spec in self._retry_queue if spec.run_id != run_id]
+        self._queue = deque(spec for spec in self._queue if spec.run_id != run_id)
         if run is not None:
             run.kill()
             run.hangs.close()
             self._placement.release(run.spec)
-        log = self._sweep.run(run_id).log
-        self._refuse(RunResult(run_id, Status.INTERRUPTED, reason, log, by_another=True))
+        folder = self._sweep.run(run_id)
+        self._settle_unstarted(RunResult(folder, Status.INTERRUPTED, reason, by_another=True))
 
-    def _refuse(self, result: RunResult) -> None:
+    def _settle_unstarted(self, result: RunResult) -> None:
         """Settle a run that does not begin here, or not to its end."""
         self._settle(result)
-        self._progress.run_refused(result)
+        self._progress.run_settled(result)
 
     def _retry(self, run: ActiveRun, status: RunStatus) -> bool:
         """Queue a run again, with its claim, if the machine may have ended it; return if it was."""
@@ -460,15 +442,14 @@ class Launcher:
         except OSError:
             return False
         self._progress.run_retried(run_id, str(opened.reason))
-        self._retry_queue.append(run.spec)
+        self._queue.append(run.spec)
         return True
 
     def _settle(self, result: RunResult) -> None:
         """Note how a run ended, and whether the ends so far stop the launch."""
         self._results[result.run_id] = result
         results, max_failures = self._results.values(), self._specs[0].config.launcher.max_failures
-        if (reason := too_many_failures(results, max_failures)) is not None:
+        if max_failures is None:
+            self._equal_failures = equal_failures(results, self._sweep)
+        elif (reason := too_many_failures(results, max_failures)) is not None:
             self._stop(reason)
-        self._equal_failures = (
-            equal_failures(results, self._sweep) if max_failures is None else None
-        )

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
-from batchscape.launch.devices import OTHER_LAUNCHER
+from batchscape.launch.devices import OTHER_LAUNCHER, LaunchRecord
+from batchscape.launch.predictions import Predictions
+from batchscape.plan.machine import Machine
 from batchscape.plan.room import room_gib, why_too_large
 from batchscape.record.disk import read_each
 from batchscape.record.files import read_json
@@ -29,9 +30,6 @@ from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.text import count_text
-
-if TYPE_CHECKING:
-    from batchscape.plan.machine import Machine
 
 
 class OomKnowledge:
@@ -46,7 +44,7 @@ class OomKnowledge:
         Runs of earlier launches count.
     machine : Machine
         Runs that ran out of memory on other devices do not count.
-    predictions : mapping of str to mapping
+    predictions : dict of str to mapping
         Content of `prediction.json`, by run.
     """
 
@@ -55,7 +53,7 @@ class OomKnowledge:
         queue: Sequence[RunSpec],
         sweep: SweepFolder,
         machine: Machine,
-        predictions: Mapping[str, Mapping[str, Any]],
+        predictions: Predictions,
     ) -> None:
         self._sweep = sweep
         self._predictions = predictions
@@ -85,17 +83,17 @@ class OomKnowledge:
         if RunStatus.read(self._sweep.run(spec.run_id).status).attempts:
             return None
         peak = self._predictions.get(spec.run_id, {}).get("peak_allocated_gib", {})
-        reason = why_too_large(spec, peak.get("low"), room_gib(spec, self._machine))
-        if reason is not None:
+        room = room_gib(spec, self._machine)
+        if (reason := why_too_large(spec, peak.get("low"), room)) is not None:
             return f"not launched: {reason}"
-        specs_out_of_memory = self._specs_out_of_memory.get(_memory_key(spec), ())
+        specs_out_of_memory = self._specs_out_of_memory[_memory_key(spec)]
         smaller_specs = [other for other in specs_out_of_memory if _needs_more(spec, other)]
         if not smaller_specs:
             return None
         other = min(smaller_specs, key=lambda run: (_largest_micro(run), run.run_id))
         limit = other.config.device.memory_limit_gib
-        devices = count_text(other.geometry.data_parallel_size, "device")
-        devices = devices if limit is None else f"{devices} of {limit:g} GiB each"
+        each = "" if limit is None else f" of {limit:g} GiB each"
+        devices = count_text(other.geometry.data_parallel_size, "device") + each
         return (
             f"not launched: micro_batch_size {_largest_micro(other)} ran out of memory with "
             f"all else alike on {devices} (run {other.run_id}), and {_largest_micro(spec)} is "
@@ -122,7 +120,7 @@ class OomKnowledge:
         return spec if is_of_device and is_comparable else None
 
 
-def _had_memory_alone(spec: RunSpec, launch: dict[str, Any]) -> bool:
+def _had_memory_alone(spec: RunSpec, launch: LaunchRecord) -> bool:
     """Whether the memory that ran out was the run's alone."""
     if spec.config.device.memory_limit_gib is not None:
         return True
@@ -134,7 +132,7 @@ def _had_memory_alone(spec: RunSpec, launch: dict[str, Any]) -> bool:
     return launch.get("concurrent_runs") == 1 and not had_other_launchers
 
 
-def ran_on(machine: Machine, spec: RunSpec, launch: dict[str, Any]) -> bool:
+def ran_on(machine: Machine, spec: RunSpec, launch: LaunchRecord) -> bool:
     """Whether a run was on devices like those that this machine gives to every run."""
     if spec.device_type == "cpu":
         return bool(launch.get("device_model") == machine.cpu_name)

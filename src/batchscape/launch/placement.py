@@ -12,19 +12,17 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from batchscape.config import Local
-from batchscape.launch.devices import DeviceLocks, DevicePool, Lease
+from batchscape.launch.attempt import ActiveRun
+from batchscape.launch.devices import DevicePool, Lease
+from batchscape.launch.predictions import Predictions
 from batchscape.launch.schedule import makespan_s
+from batchscape.plan.machine import Machine
 from batchscape.record.overview import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 from batchscape.train.timeline import Timeline
-
-if TYPE_CHECKING:
-    from batchscape.launch.attempt import ActiveRun
-    from batchscape.plan.machine import Machine
 
 _PAUSE_S = 1.0
 """While another launcher waits for devices, no run starts for this long after a run's end: the
@@ -40,8 +38,8 @@ class Placement:
         One of the runs of the launch, which share its launcher and type of devices. The plan has
         rejected runs with more ranks than may share these devices.
     machine : Machine
-    predicted_times : mapping of str to tuple of (str, float)
-        Method and value of the predicted time of a whole run, in seconds, by `run_id`.
+    predictions : dict of str to mapping
+        Content of `prediction.json`, by run; the caller may add runs to it.
     warn : callable
         Takes the warning that devices cannot be locked.
     own_share : callable, optional
@@ -52,7 +50,7 @@ class Placement:
         self,
         spec: RunSpec,
         machine: Machine,
-        predicted_times: Mapping[str, tuple[str, float]],
+        predictions: Predictions,
         warn: Callable[[str], None],
         *,
         own_share: Callable[[RunSpec], float] = lambda _: 1.0,
@@ -67,13 +65,18 @@ class Placement:
         self._launcher = launcher
         # The devices of an allocation belong to its job.
         is_local = isinstance(launcher, Local)
-        self._locks = DeviceLocks(device_type, names, warn, is_needed=is_local)
-        self._pool = DevicePool(self._locks, launcher.runs_per_device)
+        self._pool = DevicePool(
+            device_type,
+            names,
+            warn,
+            runs_per_device=launcher.runs_per_device,
+            is_needed=is_local,
+        )
         self._leases: dict[str, Lease] = {}
         self.waiting: RunSpec | None = None
         """The run at the head of the queue, for which there is no room."""
         self._paused_until_s = -math.inf
-        self._predicted_times, self._own_share = predicted_times, own_share
+        self._predictions, self._own_share = predictions, own_share
         self._sealed_s = self._sealed_samples = 0.0
         """Sums over the sealed runs of the sweep."""
         self._times_by_method: dict[str, tuple[float, float]] = {}
@@ -96,13 +99,13 @@ class Placement:
         if not queue or len(self._leases) >= self._launcher.concurrent_runs:
             self.close()
             return None
-        self._locks.show_waiting(False)
-        if time.monotonic() < self._paused_until_s and self._locks.others_wait():
+        self._pool.show_waiting(False)
+        if time.monotonic() < self._paused_until_s and self._pool.others_wait():
             return None
         spec = min(queue, key=self._sort_key) if self._launcher.concurrent_runs > 1 else queue[0]
         lease = self._pool.lease(spec.geometry.data_parallel_size)
         self.waiting = spec if lease is None else None
-        self._locks.show_waiting(self._pool.waits_for_others)
+        self._pool.show_waiting(self._pool.waits_for_others)
         if lease is None:
             return None
         self._leases[spec.run_id] = lease
@@ -111,23 +114,20 @@ class Placement:
 
     def left_s(self, active: Mapping[str, ActiveRun], queue: Iterable[RunSpec]) -> float:
         """Return the time until the last run ends, in seconds; NaN where it is not known."""
-        runs = []
+        is_ordered = self._launcher.concurrent_runs == 1
+        times = []
         for run in active.values():
             left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
             if left_s is None:
                 left_s = self.expected_s(run.spec) - (time.monotonic() - run.began_at)
-            runs.append((run.spec.geometry.data_parallel_size, left_s))
-        ordered_specs = list(queue)
-        if self._launcher.concurrent_runs > 1:
-            ordered_specs.sort(key=self._sort_key)
-        runs += [
-            (spec.geometry.data_parallel_size, self.expected_s(spec)) for spec in ordered_specs
-        ]
-        if any(math.isnan(seconds) for _, seconds in runs):
+            times.append((run.spec, left_s))
+        specs = list(queue) if is_ordered else sorted(queue, key=self._sort_key)
+        times += [(spec, self.expected_s(spec)) for spec in specs]
+        if any(math.isnan(seconds) for _, seconds in times):
             return math.nan
         return makespan_s(
-            [(ranks, max(0.0, seconds)) for ranks, seconds in runs],
-            len(self._pool.devices),
+            [(spec.geometry.data_parallel_size, max(0.0, seconds)) for spec, seconds in times],
+            len(self._pool.names),
             self._launcher.concurrent_runs,
             self._launcher.runs_per_device,
         )
@@ -139,14 +139,20 @@ class Placement:
         sealed runs that were predicted by the same method. Where there is no prediction, it is the
         time per sample of the sealed runs, multiplied by the samples of the run.
         """
-        if spec.run_id not in self._predicted_times:
+        predicted = self._predicted(spec)
+        if predicted is None:
             if not self._sealed_samples:
                 return math.nan
             own_samples = spec.trained_samples * self._own_share(spec)
             return self._sealed_s / self._sealed_samples * own_samples
-        method, predicted_s = self._predicted_times[spec.run_id]
+        method, predicted_s = predicted
         measured_sum_s, predicted_sum_s = self._times_by_method.get(method, (1.0, 1.0))
         return predicted_s * self._own_share(spec) * measured_sum_s / predicted_sum_s
+
+    def _predicted(self, spec: RunSpec) -> tuple[str, float] | None:
+        """Return method and value of the predicted time of a whole run, in seconds."""
+        time_s = self._predictions.get(spec.run_id, {}).get("run_time_s")
+        return (time_s["method"], time_s["value"]) if time_s and time_s["value"] else None
 
     def _sort_key(self, spec: RunSpec) -> float:
         """Sort runs of unknown time first, then the longest."""
@@ -160,7 +166,7 @@ class Placement:
             return None
         return (
             f"Waiting for {self._noun} that another launcher holds (`lslocks` shows who locks "
-            f"files in {self._locks.folder})"
+            f"files in {self._pool.folder})"
         )
 
     def release(self, spec: RunSpec) -> None:
@@ -172,7 +178,6 @@ class Placement:
         """Give other launchers the devices that no run is on, and wait for none."""
         self.waiting = None
         self._pool.close()
-        self._locks.show_waiting(False)
 
     def learn(self, spec: RunSpec, status: RunStatus) -> None:
         """Note the time that a sealed run took, in all its attempts."""
@@ -184,8 +189,8 @@ class Placement:
         measured_s = sum(max(0.0, end - start) for start, end in spans if end is not None)
         self._sealed_s += measured_s
         self._sealed_samples += samples
-        if spec.run_id in self._predicted_times:
-            method, predicted_s = self._predicted_times[spec.run_id]
+        if (predicted := self._predicted(spec)) is not None:
+            method, predicted_s = predicted
             measured_sum_s, predicted_sum_s = self._times_by_method.get(method, (0.0, 0.0))
             predicted_sum_s += predicted_s * samples / spec.trained_samples
             self._times_by_method[method] = measured_sum_s + measured_s, predicted_sum_s

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
-from batchscape.launch.child import Start
-from batchscape.launch.processes import Processes
+from batchscape.launch.child import Start, last_line
+from batchscape.launch.processes import Processes, ShouldStop
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -26,6 +26,9 @@ _LONGEST_S = 120.0
 _LOOK_S = 0.2
 _NAME = "prediction"
 
+Predictions = dict[str, Mapping[str, Any]]
+"""Content of `prediction.json`, by run."""
+
 
 def predict(
     specs: Iterable[RunSpec],
@@ -34,8 +37,8 @@ def predict(
     processes: Processes,
     scratch: Path,
     *,
-    should_stop: Callable[[], bool],
-) -> tuple[dict[str, Mapping[str, Any]], str | None]:
+    should_stop: ShouldStop,
+) -> tuple[Predictions, str | None]:
     """Predict memory and time of runs, in a process of its own: models may be code of the user.
 
     Parameters
@@ -59,7 +62,7 @@ def predict(
     trouble : str or None
         Why runs are not predicted; the launch goes on without.
     """
-    predictions: dict[str, Mapping[str, Any]] = {}
+    predictions: Predictions = {}
     for spec in specs:
         with suppress(BatchscapeError):  # the launch of the run reports the error
             path = sweep.run(spec.run_id).prediction
@@ -84,25 +87,19 @@ def predict(
             if should_stop() or time.monotonic() > deadline:
                 processes.signal(_NAME, signal.SIGKILL)
             exits = processes.wait(_LOOK_S)
-        path = folder / "predictions"
-        if path.exists():
-            return predictions | read_json(path), None
+        if (folder / "predictions").exists():
+            return predictions | read_json(folder / "predictions"), None
         if should_stop():
             return predictions, None
-        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-        reason = next(
-            (line for line in reversed(lines) if line.strip()), f"exit code {exits[0].code}"
-        )
+        reason = last_line(log) or f"exit code {exits[0].code}"
     except (BatchscapeError, OSError) as error:
         reason = str(error)
     return predictions, f"Memory and time of the runs are not predicted: {reason}"
 
 
 def predictions_of_equal_runs(
-    specs: Iterable[RunSpec],
-    other_specs: Iterable[RunSpec],
-    predictions: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Mapping[str, Any]]:
+    specs: Iterable[RunSpec], other_specs: Iterable[RunSpec], predictions: Predictions
+) -> Predictions:
     """Return predictions of runs, taken from other runs that need the same memory and time."""
 
     def key(spec: RunSpec) -> tuple[str, str, str]:
@@ -113,15 +110,3 @@ def predictions_of_equal_runs(
         key(spec): predictions[spec.run_id] for spec in other_specs if spec.run_id in predictions
     }
     return {spec.run_id: by_key[key(spec)] for spec in specs if key(spec) in by_key}
-
-
-def run_time_predictions(
-    predictions: Mapping[str, Mapping[str, Any]],
-) -> dict[str, tuple[str, float]]:
-    """Return method and value of the predicted times of whole runs, in seconds."""
-    times = {run: prediction.get("run_time_s") for run, prediction in predictions.items()}
-    return {
-        run: (figure["method"], figure["value"])
-        for run, figure in times.items()
-        if figure is not None and figure["value"]
-    }

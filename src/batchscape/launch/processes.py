@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ from batchscape.launch.child import Start, start_interpreter
 from batchscape.record.instants import now
 from batchscape.record.status import RankExit
 
+ShouldStop = Callable[[], bool]
+"""Returns whether the launch is to stop; called while processes boot."""
 _POLL_S = 0.02
 """Time between looks at the processes."""
 
@@ -68,18 +70,17 @@ class Spawned(Processes):
 
     def __init__(self, note: str | None = None) -> None:
         self.note = note
-        self._process_of_rank_by_run: dict[str, dict[int, subprocess.Popen[bytes]]] = {}
+        self._processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._groups: dict[str, int] = {}
         # The ranks read one end of a pipe, and end when nobody holds the other.
         self._rank_end, self._launcher_end = os.pipe()
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """See `Processes`."""
-        process_of_rank = self._process_of_rank_by_run[start.run_id] = {}
         for rank in start.rank_numbers:
             try:
                 with open(start.log, "ab") as log:  # noqa: PTH123  (a path as text, like the rest)
-                    process_of_rank[rank] = start_interpreter(
+                    process = self._processes[start.run_id, rank] = start_interpreter(
                         "child",
                         (json.dumps(asdict(start)), str(rank)),
                         keep_open,
@@ -90,9 +91,10 @@ class Spawned(Processes):
                     )
             except OSError as error:
                 self._kill(start.run_id)
-                msg = f"rank {rank} of {start.run_id} cannot be started: {error}"
-                raise LaunchError(msg) from None
-            self._groups.setdefault(start.run_id, process_of_rank[rank].pid)
+                raise LaunchError(
+                    f"rank {rank} of {start.run_id} cannot be started: {error}"
+                ) from None
+            self._groups.setdefault(start.run_id, process.pid)
 
     def wait(self, timeout_s: float) -> list[RankExit]:
         """See `Processes`."""
@@ -100,16 +102,15 @@ class Spawned(Processes):
         while True:
             exits = [
                 RankExit(run_id, rank, process.returncode, now())
-                for run_id, process_of_rank in self._process_of_rank_by_run.items()
-                for rank, process in process_of_rank.items()
+                for (run_id, rank), process in self._processes.items()
                 if process.poll() is not None
             ]
             if exits or time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_S)
         for rank_exit in exits:
-            del self._process_of_rank_by_run[rank_exit.run_id][rank_exit.rank]
-            if not self._process_of_rank_by_run[rank_exit.run_id]:
+            del self._processes[rank_exit.run_id, rank_exit.rank]
+            if all(run_id != rank_exit.run_id for run_id, _ in self._processes):
                 # Processes that the ranks have started in their group end with them.
                 self._kill(rank_exit.run_id)
         return exits
@@ -117,12 +118,12 @@ class Spawned(Processes):
     def signal(self, run_id: str, signal_number: int) -> None:
         """See `Processes`."""
         if run_id in self._groups:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.killpg(self._groups[run_id], signal_number)
 
     def close(self) -> None:
         """See `Processes`."""
-        for run_id in list(self._process_of_rank_by_run):
+        for run_id in list(self._groups):
             self._kill(run_id)
         os.close(self._rank_end)
         os.close(self._launcher_end)
@@ -130,5 +131,5 @@ class Spawned(Processes):
     def _kill(self, run_id: str) -> None:
         self.signal(run_id, signal.SIGKILL)
         self._groups.pop(run_id, None)
-        for process in self._process_of_rank_by_run.pop(run_id).values():
-            process.wait()
+        for key in [key for key in self._processes if key[0] == run_id]:
+            self._processes.pop(key).wait()

@@ -11,21 +11,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from batchscape.launch.attempt import ActiveRun
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.record.overview import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status, StopReason
 from batchscape.text import count_text, duration_text
-
-if TYPE_CHECKING:
-    from batchscape.launch.attempt import ActiveRun
-
 
 _REFRESH_S = 1.0
 _STYLES = {
@@ -96,13 +92,16 @@ class Progress:
             )
         for result in results:
             if not result.skipped:
-                self.run_refused(result)
+                self.run_settled(result)
 
     def run_settled(self, result: RunResult) -> None:
-        """Report a run that needed no start: it had ended, here or in another launcher."""
-        how = "by another launcher" if result.by_another else "its rows were whole already"
-        how = f"{how}, {result.reason}" if result.reason else how
-        self._note_run(result.run_id, result.status, how)
+        """Report a run that was not started, or that another launcher has by now."""
+        reasons = [result.reason] if result.reason else []
+        if result.by_another and result.status is not Status.INTERRUPTED:
+            reasons.insert(0, "by another launcher")
+        elif result.status.is_sealed:
+            reasons.insert(0, "its rows were whole already")
+        self._note_run(result.run_id, result.status, ", ".join(reasons))
 
     def warn(self, text: str) -> None:
         """Write a line that stays, in the colour of warnings."""
@@ -155,10 +154,6 @@ class Progress:
         self.note(f"{run_id}: {reason}", "yellow")
         self._drawn_at = 0.0
 
-    def run_refused(self, result: RunResult) -> None:
-        """Report a run that could not begin, or is not launched."""
-        self._note_run(result.run_id, result.status, result.reason or "")
-
     def _note_run(self, run_id: str, status: Status, description: str) -> None:
         # An interrupted run is not over.
         self._n_over += status is not Status.INTERRUPTED
@@ -182,16 +177,12 @@ class Progress:
             return
         self._drawn_at = now
         width = self._console.width
-        rows = [run.last_row for run in active]
         failed = f", {self._n_failed} failed" if self._n_failed else ""
         rest_s = left_s()
         has_forecast = self._n_over < self._total and not math.isnan(rest_s)
         forecast = f", about {duration_text(round(rest_s))} left" if has_forecast else ""
         lines = [f"{self._n_over}/{self._total} runs done, {len(active)} running{failed}{forecast}"]
-        lines += [
-            f"  {self._label(run.spec.run_id)}  {_running_text(run, row)}"
-            for run, row in zip(active, rows, strict=True)
-        ]
+        lines += [f"  {self._label(run.spec.run_id)}  {_running_text(run)}" for run in active]
         # Lines are cut here: the layout of plain text costs a tenth of that of a table.
         text = "\n".join(line[: width - 1] for line in lines)
         with _ignore_closed_output():
@@ -207,7 +198,7 @@ class Progress:
         self.note(f"{count_text(len(result.runs), 'run')}: {counts}")
         for run in result.failed:
             self.note(f"{self._label(run.run_id)} {run.status}: {run.reason}", "red")
-            self.note(f"  log: {run.log}")
+            self.note(f"  log: {run.folder.log}")
         if result.why_stopped is not None:
             self.note(f"{result.why_stopped}: no more were started; the same command goes on")
         if result.interrupted:
@@ -218,20 +209,16 @@ class Progress:
             self.note(result.mirror_note, "yellow")
 
 
-def _running_text(run: ActiveRun, row: Mapping[str, Any]) -> str:
+def _running_text(run: ActiveRun) -> str:
     """Say how far a run is, by its last row."""
-    steps = run.spec.optimizer_steps
-    done = row.get("optimizer_step")
-    if done is None:
+    row, steps = run.last_row, run.spec.optimizer_steps
+    if (done := row.get("optimizer_step")) is None:
         return "starting"
-    line = f"optimizer step {done}/{steps}"
     # A program may log no loss.
-    if row.get("loss") is not None:
-        line += f"  loss {row['loss']:.4f}"
+    loss = "" if row.get("loss") is None else f"  loss {row['loss']:.4f}"
     left_s = remaining_s(row, steps)
-    if left_s is not None:
-        line += f"  {duration_text(round(left_s))} left"
-    return line
+    left = "" if left_s is None else f"  {duration_text(round(left_s))} left"
+    return f"optimizer step {done}/{steps}{loss}{left}"
 
 
 def _ended_text(status: RunStatus, speed_unit: str | None) -> str:
@@ -239,20 +226,17 @@ def _ended_text(status: RunStatus, speed_unit: str | None) -> str:
     if status.status is not Status.COMPLETED:
         return status.reason or "for an unknown reason"
     figures = status.summary
-    parts = []
-    if figures.get("final_loss") is not None:
-        parts.append(f"loss {figures['final_loss']:.4f}")
-    if figures.get("final_eval_loss") is not None:
-        parts.append(f"held-out loss {figures['final_eval_loss']:.4f}")
-    if speed_unit and (rate := figures.get(f"{speed_unit}_per_s")) is not None:
-        parts.append(f"{rate:,.0f} {speed_unit}/s")
-    if speed_unit is None and figures.get("processor_time_s") is not None:
-        spent_ms = 1000 * figures["processor_time_s"]
-        parts.append(f"disturbed: {spent_ms:.3g} ms of processor time a step")
-    if status.stop_reason is StopReason.TARGET:
-        parts.append(f"target reached at optimizer step {figures['optimizer_steps']}")
-    if status.reason is not None:
-        parts.append(status.reason)
+    spent_s = figures.get("processor_time_s") if speed_unit is None else None
+    has_target = status.stop_reason is StopReason.TARGET
+    values = {
+        "loss {:.4f}": figures.get("final_loss"),
+        "held-out loss {:.4f}": figures.get("final_eval_loss"),
+        f"{{:,.0f}} {speed_unit}/s": figures.get(f"{speed_unit}_per_s"),
+        "disturbed: {:.3g} ms of processor time a step": spent_s and 1000 * spent_s,
+        "target reached at optimizer step {}": figures["optimizer_steps"] if has_target else None,
+        "{}": status.reason,
+    }
+    parts = [text.format(value) for text, value in values.items() if value is not None]
     return ", ".join(parts) or "no steps"
 
 

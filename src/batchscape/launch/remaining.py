@@ -7,10 +7,9 @@ ended, or its launcher has died, and this one may claim it.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
 
 from batchscape.errors import RecordError
 from batchscape.launch.attempt import write_end
@@ -32,159 +31,13 @@ _LONGEST_LOOK_S = 0.05
 file system for a thousand runs."""
 
 
-class _RunOfOther(NamedTuple):
-    """A run that this launcher would begin, and that another one has."""
-
-    spec: RunSpec
-    holder: str | None
-    """Who had it at the last look; None where the launcher is gone."""
-
-
-class ClaimedRuns:
-    """Claims of one launcher.
-
-    Parameters
-    ----------
-    sweep : SweepFolder
-    remaining : RemainingRuns
-        Decides whether a run is over by now.
-    waits : bool
-        Whether this launcher waits for runs that others are at work on.
-    """
-
-    def __init__(self, sweep: SweepFolder, remaining: RemainingRuns, *, waits: bool = True) -> None:
-        self._waits = waits
-        self._sweep = sweep
-        self._remaining = remaining
-        self._claims: dict[str, RunClaim] = {}
-        self._runs_of_others: dict[str, _RunOfOther] = {}
-        self._next_look_s = 0.0
-
-    @property
-    def waits_for_others(self) -> bool:
-        """Whether this launcher waits for runs that others have.
-
-        It waits in any case for a run whose launcher is gone: nobody else may take it.
-        """
-        if self._waits or any(run.holder is None for run in self._runs_of_others.values()):
-            return bool(self._runs_of_others)
-        # This launcher is about to end: the last look may be outdated.
-        runs = list(self._runs_of_others.values())
-        return any(self._look_up_holder(run.spec).holder is None for run in runs)
-
-    def take(self, spec: RunSpec) -> RunClaim | RunResult | None:
-        """Claim a run that is to begin.
-
-        Parameters
-        ----------
-        spec : RunSpec
-
-        Returns
-        -------
-        RunClaim or RunResult or None
-            The claim, which the ranks inherit; the result of the run, if it is over by now; None
-            while another launcher has it, and then `due` returns it later.
-
-        Raises
-        ------
-        RecordError
-            If the run folder is damaged.
-        OSError
-            If its folder cannot be written to.
-        """
-        # A run that is tried again has kept its claim.
-        claim = self._claims.get(spec.run_id) or CLAIMS.claim(self._sweep.run(spec.run_id))
-        if claim is None:
-            self._look_up_holder(spec)
-            return None
-        self._claims[spec.run_id] = claim
-        result = self._remaining.settle_now(spec)
-        if result is None:
-            return claim
-        self.release(spec.run_id, result.status)
-        return result
-
-    def is_claimed_by_other(self, spec: RunSpec) -> bool:
-        """Whether another launcher has a run; then `due` returns it later."""
-        if spec.run_id in self._claims:
-            return False
-        has_holder = self._look_up_holder(spec).holder is not None
-        if not has_holder:
-            del self._runs_of_others[spec.run_id]
-        return has_holder
-
-    def due(self) -> list[RunSpec]:
-        """Return runs that others no longer have; each is looked at once a second at most."""
-        began_at = time.monotonic()
-        if began_at < self._next_look_s:
-            return []
-        free_specs = []
-        for run in list(self._runs_of_others.values()):
-            if not self.is_claimed_by_other(run.spec):
-                free_specs.append(run.spec)
-            if time.monotonic() - began_at > _LONGEST_LOOK_S:
-                break
-        self._next_look_s = time.monotonic() + _LOOK_S
-        return free_specs
-
-    def _look_up_holder(self, spec: RunSpec) -> _RunOfOther:
-        """Look up who has a run, and note it behind the others."""
-        self._runs_of_others.pop(spec.run_id, None)
-        run = _RunOfOther(spec, CLAIMS.holder(self._sweep.run(spec.run_id)))
-        self._runs_of_others[spec.run_id] = run
-        return run
-
-    def renew(self, ended_run_ids: Collection[str]) -> list[str]:
-        """Renew the claims of this launcher; return the runs that others have taken over.
-
-        Parameters
-        ----------
-        ended_run_ids : collection of str
-            Runs whose end may be written next; their claims are renewed at once.
-        """
-        taken_over_ids = [
-            name
-            for name, claim in self._claims.items()
-            if not claim.renew(at_once=name in ended_run_ids)
-        ]
-        for name in taken_over_ids:
-            self._claims.pop(name).release()
-        return taken_over_ids
-
-    def release(self, run_id: str, status: Status) -> None:
-        """Release the claim on a run that this launcher has ended, if there is one."""
-        claim = self._claims.pop(run_id, None)
-        if claim is not None:
-            claim.release(is_over=status.is_sealed)
-
-    def release_all(self) -> None:
-        """Release all claims; others may go on with runs that have not ended."""
-        for claim in self._claims.values():
-            claim.release()
-        self._claims.clear()
-
-    def describe_waiting(self) -> str:
-        """Say who has the runs that this launcher waits for; empty where nobody has them."""
-        holder_of = {
-            name: run.holder for name, run in self._runs_of_others.items() if run.holder is not None
-        }
-        if not holder_of:
-            return ""
-        holders = ", ".join(sorted(set(holder_of.values())))
-        runs = count_text(len(holder_of), "run")
-        return (
-            f"Waiting for {runs} of another launcher ({holders}, or what it left): "
-            f"{list_text(holder_of, 'and', 3)}"
-        )
-
-
 def statuses_to_retry(names: Collection[str]) -> frozenset[Status]:
     """Return the statuses that `launcher.retry` names."""
     return FAULTS if "all" in names else frozenset(map(Status, names))
 
 
 class RemainingRuns:
-    """The runs of a sweep that are to be launched, and how the others stand.
+    """The runs of a sweep that are to be launched, the claims on them, and how the others stand.
 
     Runs without a folder, and rejected ones that fit now, get a folder with status `pending`.
 
@@ -194,6 +47,8 @@ class RemainingRuns:
     sweep : SweepFolder
     retry : collection of Status
         Statuses of faults that are repeated.
+    waits : bool
+        Whether this launcher waits for runs that others are at work on.
 
     Attributes
     ----------
@@ -208,10 +63,19 @@ class RemainingRuns:
     """
 
     def __init__(
-        self, specs: Sequence[RunSpec], sweep: SweepFolder, retry: Collection[Status]
+        self,
+        specs: Sequence[RunSpec],
+        sweep: SweepFolder,
+        retry: Collection[Status],
+        *,
+        waits: bool = True,
     ) -> None:
-        self._sweep = sweep
-        self._retry = retry
+        self._sweep, self._retry, self._waits = sweep, retry, waits
+        self._claims: dict[str, RunClaim] = {}
+        self._runs_of_others: dict[str, tuple[RunSpec, str | None]] = {}
+        """Runs that this launcher would begin and that another one has, with who had them at the
+        last look; None where that launcher is gone."""
+        self._next_look_s = 0.0
         self.specs: list[RunSpec] = []
         self.statuses: dict[str, RunStatus] = {}
         self.settled: dict[str, RunResult] = {}
@@ -221,9 +85,7 @@ class RemainingRuns:
         """Add runs; return those that are to be launched."""
         self.specs += specs
         results = read_each(self._settle_before, specs, self._sweep.path)
-        for spec, result in zip(specs, results, strict=True):
-            if result is not None:
-                self.settled[spec.run_id] = result
+        self.settled |= {result.run_id: result for result in results if result is not None}
         return [spec for spec in specs if spec.run_id not in self.settled]
 
     def results(self, results_of_launch: Mapping[str, RunResult]) -> tuple[RunResult, ...]:
@@ -247,19 +109,16 @@ class RemainingRuns:
                 verify_seal(folder, state.record)
                 # A launcher that was killed right after the seal has left its lock and its rows.
                 with suppress(OSError):
-                    claim = CLAIMS.claim(folder) if folder.lock.exists() else None
-                    if claim is not None:
+                    if folder.lock.exists() and (claim := CLAIMS.claim(folder)) is not None:
                         clear_away(folder)
                         claim.release(is_over=True)
             if next_step in {Next.SKIP, Next.LEAVE}:
                 return RunResult.of(folder, state.record, skipped=True)
-        except RecordError as error:
-            reason = f"{error}; delete {folder.path} to run it again"
-        except OSError as error:
-            reason = str(error)
-        else:
-            return None
-        return RunResult(spec.run_id, Status.FAILED, reason, folder.log)
+        except (RecordError, OSError) as error:
+            is_damaged = isinstance(error, RecordError)
+            advice = f"; delete {folder.path} to run it again" if is_damaged else ""
+            return RunResult(folder, Status.FAILED, f"{error}{advice}")
+        return None
 
     def settle_now(self, spec: RunSpec) -> RunResult | None:
         """Return the result of a missing run that this launcher has claimed, if it is over by now.
@@ -287,6 +146,117 @@ class RemainingRuns:
         if next_step in {Next.SKIP, Next.LEAVE, Next.REJECT}:
             return RunResult.of(folder, state.record, by_another=True)
         return None
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether this launcher waits for runs that others have.
+
+        It waits in any case for a run whose launcher is gone: nobody else may take it.
+        """
+        runs = list(self._runs_of_others.values())
+        if self._waits or any(holder is None for _, holder in runs):
+            return bool(runs)
+        # This launcher is about to end: the last look may be outdated.
+        return any(self._look_up_holder(spec) is None for spec, _ in runs)
+
+    def take(self, spec: RunSpec) -> RunClaim | RunResult | None:
+        """Claim a run that is to begin.
+
+        Parameters
+        ----------
+        spec : RunSpec
+
+        Returns
+        -------
+        RunClaim or RunResult or None
+            The claim, which the ranks inherit; the result of the run, if it is over by now; None
+            while another launcher has it, and then `due` returns it later.
+
+        Raises
+        ------
+        RecordError
+            If the run folder is damaged.
+        OSError
+            If its folder cannot be written to.
+        """
+        # A run that is tried again has kept its claim.
+        claim = self._claims.get(spec.run_id) or CLAIMS.claim(self._sweep.run(spec.run_id))
+        if claim is None:
+            self._look_up_holder(spec)
+            return None
+        self._claims[spec.run_id] = claim
+        result = self.settle_now(spec)
+        if result is not None:
+            self.release(spec.run_id, is_over=result.status.is_sealed)
+        return result or claim
+
+    def is_claimed_by_other(self, spec: RunSpec) -> bool:
+        """Whether another launcher has a run; then `due` returns it later."""
+        if spec.run_id in self._claims:
+            return False
+        has_holder = self._look_up_holder(spec) is not None
+        if not has_holder:
+            del self._runs_of_others[spec.run_id]
+        return has_holder
+
+    def due(self) -> Iterator[RunSpec]:
+        """Yield runs that others no longer have; each is looked at once a second at most."""
+        began_at = time.monotonic()
+        if began_at < self._next_look_s:
+            return
+        for spec, _ in list(self._runs_of_others.values()):
+            if not self.is_claimed_by_other(spec):
+                yield spec
+            if time.monotonic() - began_at > _LONGEST_LOOK_S:
+                break
+        self._next_look_s = time.monotonic() + _LOOK_S
+
+    def _look_up_holder(self, spec: RunSpec) -> str | None:
+        """Return who has a run, and note it behind the others."""
+        self._runs_of_others.pop(spec.run_id, None)
+        holder = CLAIMS.holder(self._sweep.run(spec.run_id))
+        self._runs_of_others[spec.run_id] = spec, holder
+        return holder
+
+    def renew(self, ended_run_ids: Collection[str]) -> list[str]:
+        """Renew the claims of this launcher; return the runs that others have taken over.
+
+        Parameters
+        ----------
+        ended_run_ids : collection of str
+            Runs whose end may be written next; their claims are renewed at once.
+        """
+        taken_over_ids = [
+            name
+            for name, claim in self._claims.items()
+            if not claim.renew(at_once=name in ended_run_ids)
+        ]
+        for name in taken_over_ids:
+            self.release(name)
+        return taken_over_ids
+
+    def release(self, run_id: str, *, is_over: bool = False) -> None:
+        """Release the claim on a run, if there is one; `is_over`: no launcher claims it again."""
+        if (claim := self._claims.pop(run_id, None)) is not None:
+            claim.release(is_over=is_over)
+
+    def release_all(self) -> None:
+        """Release all claims; others may go on with runs that have not ended."""
+        for run_id in list(self._claims):
+            self.release(run_id)
+
+    def describe_waiting(self) -> str:
+        """Say who has the runs that this launcher waits for; empty where nobody has them."""
+        holder_of = {
+            name: holder for name, (_, holder) in self._runs_of_others.items() if holder is not None
+        }
+        if not holder_of:
+            return ""
+        holders = ", ".join(sorted(set(holder_of.values())))
+        return (
+            f"Waiting for {count_text(len(holder_of), 'run')} of another launcher ({holders}, or "
+            f"what it left): {list_text(holder_of, 'and', 3)}"
+        )
 
 
 def _make_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunStatus:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from batchscape.errors import RecordError
 from batchscape.record.commands import LaunchedRun, time_again
@@ -19,13 +18,11 @@ from batchscape.record.timing import untimed_text, why_run_untimed
 class RunResult:
     """How one run stands after the launch."""
 
-    run_id: str
+    folder: RunFolder
     status: Status
     """`pending` where the sweep was stopped before the run's turn."""
     reason: str | None
     """The cause in words, where the run did not complete."""
-    log: Path
-    """File with the output of its processes."""
     skipped: bool = False
     """Whether the run had ended in an earlier launch, and was not launched again."""
     by_another: bool = False
@@ -47,10 +44,12 @@ class RunResult:
         if status.status is Status.COMPLETED:
             with suppress(RecordError):
                 untimed_reason = why_run_untimed(folder, status)
-        reason = status.reason
-        return cls(
-            folder.path.name, status.status, reason, folder.log, skipped, by_another, untimed_reason
-        )
+        return cls(folder, status.status, status.reason, skipped, by_another, untimed_reason)
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run."""
+        return self.folder.path.name
 
 
 @dataclass(frozen=True)

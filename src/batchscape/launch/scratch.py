@@ -6,11 +6,10 @@ in each folder shows that it is in use.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from batchscape.record.locks import is_held, take
@@ -51,7 +50,7 @@ def scratch_folder() -> Iterator[Path]:
 
 def _remove_leftovers(parent: Path) -> None:
     """Remove the folders of launchers that are gone; those of other users cannot be removed."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for leftover in parent.glob(f"{_PREFIX}*"):
             if not leftover.is_symlink() and not is_held(leftover / _LOCK):
                 shutil.rmtree(leftover, ignore_errors=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from batchscape.errors import BatchscapeError
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.slurm.nodes import open_nodes
-from batchscape.launch.slurm.order import QUEUE_AGAIN, JobOrder, Shape
+from batchscape.launch.slurm.order import QUEUE_AGAIN, JobOrder
 from batchscape.outgoing import outgoing
 from batchscape.plan.machine import Machine
 from batchscape.record.disk import read_each
@@ -26,13 +26,13 @@ def main(sweep_dir: str, shape: str, address_file: str, *nodes: str) -> int:
     ----------
     sweep_dir : str
     shape : str
-        As `Shape` writes it.
+        As `shape_of` names it.
     address_file : str
         File for the address where several nodes meet.
     *nodes : str
         Names of the nodes.
     """
-    sweep, job_shape = SweepFolder(Path(sweep_dir)), Shape.named(shape)
+    sweep = SweepFolder(Path(sweep_dir))
     process_opener = None if len(nodes) < 2 else partial(open_nodes, Path(address_file), nodes)
     machine = _allocation(len(nodes))
     console = OutgoingConsole(width=160, highlight=False, markup=False)
@@ -44,7 +44,7 @@ def main(sweep_dir: str, shape: str, address_file: str, *nodes: str) -> int:
         states = set(zip(order.runs, attempts, strict=True))
         unchanged_ids = {name for name, _ in states & seen_states}
         note = partial(console.print, style="red", soft_wrap=True)
-        specs = order.specs(sweep, job_shape, note, without=unchanged_ids)
+        specs = order.specs(sweep, shape, note, without=unchanged_ids)
         if not specs:
             return 0
         if process_opener is not None and seen_states:

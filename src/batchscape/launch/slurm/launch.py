@@ -7,7 +7,7 @@ jobs there are, so that the same command submits none twice, however the one bef
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +24,7 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
-from batchscape.launch.slurm.order import POOL, JobOrder, Shape, job_name, script, shapes
+from batchscape.launch.slurm.order import POOL, JobOrder, job_name, script, shapes
 from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import check_usable, read_each
 from batchscape.record.files import read_json, write_atomically
@@ -78,8 +78,7 @@ def run_on_slurm(
     """
     launcher = specs[0].config.launcher
     if not isinstance(launcher, Slurm):
-        msg = "only launcher=slurm has jobs"
-        raise AssertionError(msg)
+        raise AssertionError("only launcher=slurm has jobs")
     ordered = launch_order(specs)
     check_usable(sweep)
     with sweep_lock(sweep):
@@ -143,10 +142,10 @@ def describe_jobs(sweep: SweepFolder) -> str:
 
 
 def _describe(sweep_jobs: Iterable[Job]) -> str:
-    counts: Counter[str] = Counter()
-    for job in sweep_jobs:
-        waits = job.state is JobState.PENDING and job.reason
-        counts[f"{job.state} ({job.reason})" if waits else str(job.state)] += 1
+    counts = Counter(
+        str(job.state) + f" ({job.reason})" * (job.state is JobState.PENDING and job.reason != "")
+        for job in sweep_jobs
+    )
     listing = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
     return f"Jobs: {listing or 'none'}"
 
@@ -154,8 +153,7 @@ def _describe(sweep_jobs: Iterable[Job]) -> str:
 def _live_jobs(sweep: SweepFolder) -> dict[str, str]:
     """Return the names of the jobs of a sweep that are not over, by id."""
     names = [
-        job_name(sweep, Shape.named(path.stem.removeprefix("job-")))
-        for path in sweep.slurm.glob("job-*.sh")
+        job_name(sweep, path.stem.removeprefix("job-")) for path in sweep.slurm.glob("job-*.sh")
     ]
     return active_jobs(names) if names else {}
 
@@ -182,12 +180,12 @@ def _submit_missing(
         (order.extended(sweep) if live else order).write(sweep)
         for shape, specs in shapes(missing).items():
             name = job_name(sweep, shape)
-            max_jobs = order.launcher.jobs if shape == POOL else 1
+            max_jobs, where = 1, f"{specs[0].geometry.nodes} nodes"
+            if shape == POOL:
+                max_jobs, where = order.launcher.jobs, "one node"
             path = sweep.slurm / f"job-{shape}.sh"
             write_atomically(path, script(sweep, specs[0], order.launcher).encode())
-            missing_jobs = range(min(max_jobs, len(specs)) - live[name])
-            submitted = [_submit(path) for _ in missing_jobs]
-            where = "one node" if shape == POOL else f"{shape.nodes} nodes"
+            submitted = [_submit(path) for _ in range(min(max_jobs, len(specs)) - live[name])]
             counts = [f"{live[name]} there already"] if live[name] else []
             counts += [f"submitted {', '.join(submitted)}"] if submitted else []
             runs = count_text(len(specs), "run")
@@ -206,8 +204,9 @@ def _submit(path: Path) -> str:
             nodes = sum(group.count for group in partition.groups)
             cores = sorted({group.cpus for group in partition.groups})
             texts.append(f"{partition.name} ({nodes} nodes, cores {cores}, GPUs {gpus} each)")
-        msg = f"no job could be submitted: {error}\nPartitions: {'; '.join(texts)}\nScript: {path}"
-        raise LaunchError(msg) from None
+        raise LaunchError(
+            f"no job could be submitted: {error}\nPartitions: {'; '.join(texts)}\nScript: {path}"
+        ) from None
 
 
 class _Follower:
@@ -227,17 +226,14 @@ class _Follower:
         answered_at = live_at = time.monotonic()
         asked_at = -_QUERY_S
         no_job_is_left = False
-        while True:
-            self._look()
-            if not self._open_specs:
-                return
+        while self._look():
             if time.monotonic() - asked_at >= _QUERY_S:
                 try:
                     self._job_ids |= set(_live_jobs(self._sweep))
                     self._jobs = jobs(self._job_ids)
                     live = {name: job for name, job in self._jobs.items() if not job.state.is_over}
                     is_settled = self._end_lost_runs(live)
-                    asked_at = answered_at = time.monotonic()
+                    answered_at = asked_at = time.monotonic()
                 except SchedulerError as error:
                     asked_at = time.monotonic()
                     if asked_at - answered_at > _SILENT_S:
@@ -248,22 +244,22 @@ class _Follower:
                 self._progress.note_waiting(_describe(live.values()))
                 # A last look, as jobs may have written ends since the one before.
                 if not live and no_job_is_left:
-                    self._look()
-                    if self._open_specs:
-                        self.why_stopped = self._why_no_job_is_left()
+                    self.why_stopped = self._why_no_job_is_left() if self._look() else None
                     return
                 no_job_is_left = not live and (is_settled or asked_at - live_at > _LEFT_S)
                 live_at = asked_at if live else live_at
             time.sleep(_LOOK_S)
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """Report the runs that are over; return whether others are open."""
         specs = list(self._open_specs.values())
         for spec, status in zip(specs, read_each(self._end, specs, self._sweep.path), strict=True):
             if status is not None:
                 del self._open_specs[spec.run_id]
-                folder = self._sweep.run(spec.run_id)
-                result = self.results[spec.run_id] = RunResult.of(folder, status)
+                result = RunResult.of(self._sweep.run(spec.run_id), status)
+                self.results[spec.run_id] = result
                 self._progress.run_ended(spec, status, result.untimed_reason)
+        return bool(self._open_specs)
 
     def _end(self, spec: RunSpec) -> RunStatus | None:
         """Return the status of a run that is over; None while it is open or cannot be read."""
@@ -285,26 +281,22 @@ class _Follower:
         bool
             Whether all are written: a claim is free only once it has been silent for a while.
         """
-        lost_specs_by_job: dict[str, list[RunSpec]] = {}
+        specs_by_job: defaultdict[str, list[RunSpec]] = defaultdict(list)
         for spec in self._open_specs.values():
             folder = self._sweep.run(spec.run_id)
-            try:
-                if RunStatus.read(folder.status).status is not Status.RUNNING:
-                    continue
-                job = read_json(folder.launch).get("slurm_job_id")
-            except RecordError:
-                continue
-            if job is not None and job not in live:
-                lost_specs_by_job.setdefault(job, []).append(spec)
-        n_written = 0
-        for name, job in jobs(lost_specs_by_job).items():
-            for spec in lost_specs_by_job[name]:
-                folder = self._sweep.run(spec.run_id)
-                end = _end_of_run(job, is_only_run=len(lost_specs_by_job[name]) == 1)
-                if job.state.is_over and _end_lost_run(spec, folder, end):
-                    n_written += 1
+            with suppress(RecordError):
+                if RunStatus.read(folder.status).status is Status.RUNNING:
+                    specs_by_job[read_json(folder.launch).get("slurm_job_id", "")].append(spec)
+        lost_jobs = jobs(job_id for job_id in specs_by_job if job_id and job_id not in live)
+        is_settled = True
+        for job_id, job in lost_jobs.items():
+            end = _end_of_run(job, is_only_run=len(specs_by_job[job_id]) == 1)
+            for spec in specs_by_job[job_id]:
+                if job.state.is_over and _end_lost_run(spec, self._sweep.run(spec.run_id), end):
                     self._progress.note(f"{spec.run_id} {end.status}: {end.reason}", "yellow")
-        return n_written == sum(map(len, lost_specs_by_job.values()))
+                else:
+                    is_settled = False
+        return is_settled
 
     def _why_no_job_is_left(self) -> str:
         count = count_text(len(self._open_specs), "run is", "runs are")

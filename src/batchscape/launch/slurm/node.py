@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
+from typing import Any
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import Start
@@ -39,38 +40,44 @@ def main(address_file: str) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The launcher obeys the signals.
         signal.signal(number, signal.SIG_IGN)
-    channel = _connect(Path(address_file))
-    if channel is None:
+    met = _connect(Path(address_file))
+    if met is None:
         sys.stderr.write(f"no launcher has left its address in {address_file}\n")
         return 1
+    channel, address = met
     with channel:
-        channel.send_bytes(json.dumps({"node": int(os.environ["SLURM_NODEID"])}).encode())
+        send(channel, node=int(os.environ["SLURM_NODEID"]))
         try:
-            request = json.loads(channel.recv_bytes())["open"]
-            processes = open_processes(
-                request["entry"], lambda: channel.poll(0), request["also_preload"]
-            )
+            processes = open_processes(address["preload"], lambda: channel.poll(0))
         except LaunchError as error:
-            channel.send_bytes(json.dumps({"error": str(error)}).encode())
+            send(channel, error=str(error))
             return 1
-        except EOFError:
-            return 0
-        if processes is None:
-            return 0
-        with closing(processes), suppress(EOFError, ConnectionError):
-            reply = {"error": None, "method": processes.method, "note": processes.note}
-            channel.send_bytes(json.dumps(reply).encode())
-            _serve(channel, processes)
+        if processes is not None:
+            with closing(processes), suppress(EOFError, ConnectionError):
+                send(channel, error=None, method=processes.method, note=processes.note)
+                _serve(channel, processes)
     return 0
 
 
-def _connect(address_file: Path) -> Connection | None:
+def send(channel: Connection, **message: object) -> None:
+    """Send a message to the other end."""
+    channel.send_bytes(json.dumps(message).encode())
+
+
+def receive(channel: Connection) -> dict[str, Any]:
+    """Return the next message of the other end."""
+    message: dict[str, Any] = json.loads(channel.recv_bytes())
+    return message
+
+
+def _connect(address_file: Path) -> tuple[Connection, dict[str, Any]] | None:
+    """Return the connection to the launcher, and the content of its file."""
     deadline = time.monotonic() + _MEET_S
     while time.monotonic() < deadline:
         with suppress(OSError, ValueError):
             address = json.loads(address_file.read_text())
             key = bytes.fromhex(address["key"])
-            return Client((address["host"], address["port"]), authkey=key)
+            return Client((address["host"], address["port"]), authkey=key), address
         time.sleep(_POLL_S)
     return None
 
@@ -78,9 +85,8 @@ def _connect(address_file: Path) -> Connection | None:
 def _serve(channel: Connection, processes: Processes) -> None:
     """Obey the launcher until it closes or is gone."""
     while True:
-        failed_exits = []
         while channel.poll(0):
-            message = json.loads(channel.recv_bytes())
+            message = receive(channel)
             if "close" in message:
                 return
             if "start" not in message:
@@ -92,11 +98,10 @@ def _serve(channel: Connection, processes: Processes) -> None:
             try:
                 processes.start(start)
             except LaunchError as error:
-                failed_exits += [
-                    RankExit(start.run_id, r, 1, now(), str(error)) for r in start.rank_numbers
-                ]
-        for rank_exit in (*failed_exits, *processes.wait(_POLL_S)):
-            channel.send_bytes(json.dumps(asdict(rank_exit)).encode())
+                for rank in start.rank_numbers:
+                    send(channel, **asdict(RankExit(start.run_id, rank, 1, now(), str(error))))
+        for rank_exit in processes.wait(_POLL_S):
+            send(channel, **asdict(rank_exit))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, wait
@@ -27,6 +27,8 @@ from typing import Any
 from batchscape.errors import LaunchError
 from batchscape.launch.child import Start
 from batchscape.launch.forkserver import ServerKilledError
+from batchscape.launch.processes import ShouldStop
+from batchscape.launch.slurm.node import receive, send
 from batchscape.record.instants import now
 from batchscape.record.status import RankExit
 
@@ -56,7 +58,7 @@ class Nodes:
         self.method, self.note = method, note
         self._names = tuple(names)
         self._channels = dict(enumerate(channels))
-        self._node_of_rank_by_run: dict[str, dict[int, int]] = {}
+        self._node_by_rank: dict[tuple[str, int], int] = {}
         """Node of each living rank, by run and rank."""
 
     def node_entries(self) -> dict[str, Any]:
@@ -76,13 +78,12 @@ class Nodes:
         """
         lost_nodes = set(range(len(self._names))) - set(self._channels)
         if lost_nodes:
-            msg = f"node {self._names[min(lost_nodes)]} of this job is lost"
-            raise ServerKilledError(msg)
+            raise ServerKilledError(f"node {self._names[min(lost_nodes)]} of this job is lost")
         # A prediction has one process.
         nodes = len(self._names) if start.ranks > 1 else 1
         ranks_per_node = start.ranks // nodes
-        self._node_of_rank_by_run[start.run_id] = {
-            rank: rank // ranks_per_node for rank in start.rank_numbers
+        self._node_by_rank |= {
+            (start.run_id, rank): rank // ranks_per_node for rank in start.rank_numbers
         }
         for node in range(nodes):
             log = Path(start.log)
@@ -94,37 +95,37 @@ class Nodes:
                 log=str(log if node == 0 else log.with_name(f"log-node{node}.txt")),
                 heartbeat_prefix=start.heartbeat_prefix if node == 0 else "",
             )
-            self._send(node, {"start": asdict(node_start)})
+            self._send(node, start=asdict(node_start))
 
     def wait(self, timeout_s: float) -> list[RankExit]:
         """See `Processes`."""
         exits: list[RankExit] = []
         deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = 0.0 if exits else max(0.0, deadline - time.monotonic())
-            ready = wait(list(self._channels.values()), left_s)
+        while (
+            self._channels
+            and not exits
+            and (ready := wait([*self._channels.values()], max(0.0, deadline - time.monotonic())))
+        ):
             for node in [n for n, channel in self._channels.items() if channel in ready]:
                 try:
-                    message = json.loads(self._channels[node].recv_bytes())
+                    exits.append(RankExit(**receive(self._channels[node])))
                 except (OSError, EOFError):
                     exits += self._bury_node(node)
-                else:
-                    exits.append(self._note_exit(RankExit(**message)))
-            if not ready or exits or not self._channels:
-                break
+        for rank_exit in exits:
+            del self._node_by_rank[rank_exit.run_id, rank_exit.rank]
         if not self._channels and not exits:
             time.sleep(max(0.0, deadline - time.monotonic()))
         return exits
 
     def signal(self, run_id: str, signal_number: int) -> None:
         """See `Processes`."""
-        for node in set(self._node_of_rank_by_run.get(run_id, {}).values()):
-            self._send(node, {"signal": int(signal_number), "run_id": run_id})
+        for node in {node for (run, _), node in self._node_by_rank.items() if run == run_id}:
+            self._send(node, signal=int(signal_number), run_id=run_id)
 
     def close(self) -> None:
         """See `Processes`."""
         for node in list(self._channels):
-            self._send(node, {"close": True})
+            self._send(node, close=True)
         deadline = time.monotonic() + _CLOSE_S
         for channel in self._channels.values():
             with suppress(OSError, EOFError):
@@ -137,31 +138,22 @@ class Nodes:
         self._channels.pop(node).close()
         outside_cause = f"node {self._names[node]} is lost, and the ranks of the run on it"
         return [
-            self._note_exit(RankExit(run_id, rank, -signal.SIGKILL, now(), outside_cause))
-            for run_id, node_of_rank in list(self._node_of_rank_by_run.items())
-            for rank, rank_node in list(node_of_rank.items())
+            RankExit(run_id, rank, -signal.SIGKILL, now(), outside_cause)
+            for (run_id, rank), rank_node in self._node_by_rank.items()
             if rank_node == node
         ]
 
-    def _note_exit(self, rank_exit: RankExit) -> RankExit:
-        node_of_rank = self._node_of_rank_by_run[rank_exit.run_id]
-        del node_of_rank[rank_exit.rank]
-        if not node_of_rank:
-            del self._node_of_rank_by_run[rank_exit.run_id]
-        return rank_exit
-
-    def _send(self, node: int, message: dict[str, Any]) -> None:
+    def _send(self, node: int, **message: object) -> None:
         # `wait` notices a node that is gone.
         with suppress(OSError, KeyError):
-            self._channels[node].send_bytes(json.dumps(message).encode())
+            send(self._channels[node], **message)
 
 
 def open_nodes(
     address_file: Path,
     names: Sequence[str],
-    entry: str,
-    should_stop: Callable[[], bool],
-    also_preload: str,
+    preload: str,
+    should_stop: ShouldStop,
 ) -> Nodes | None:
     """Wait for the process that `srun` has started on each node, and prepare it to start ranks.
 
@@ -171,10 +163,8 @@ def open_nodes(
         File for the address and the key; removed once all have connected.
     names : sequence of str
         Names of the nodes; this process is on the first.
-    entry : str
-        Entry point of the ranks.
+    preload : str
     should_stop : callable
-    also_preload : str
         As `open_processes` takes them.
 
     Returns
@@ -189,23 +179,32 @@ def open_nodes(
     LaunchError
         If one cannot start processes.
     """
-    channels = _connect(address_file, names, should_stop)
-    try:
-        nodes = channels and _boot(names, channels, entry, should_stop, also_preload)
-    except BaseException:
-        _close(channels or ())
-        raise
-    if not channels or not nodes:
-        _close(channels or ())
-        return None
-    return nodes
+    by_node: dict[int, Connection] = {}
+
+    def close() -> None:
+        for channel in by_node.values():
+            channel.close()
+
+    with ExitStack() as cleanup:
+        cleanup.callback(close)
+        _connect(address_file, names, by_node, preload, should_stop)
+        if len(by_node) < len(names):
+            return None
+        nodes = _await_boot(names, [by_node[n] for n in range(len(names))], should_stop)
+        if nodes is not None:
+            cleanup.pop_all()
+        return nodes
 
 
 def _connect(
-    address_file: Path, names: Sequence[str], should_stop: Callable[[], bool]
-) -> list[Connection] | None:
+    address_file: Path,
+    names: Sequence[str],
+    by_node: dict[int, Connection],
+    preload: str,
+    should_stop: ShouldStop,
+) -> None:
+    """Fill in the connections of all nodes; some are missing where `should_stop` says so."""
     key = secrets.token_bytes(32)
-    by_node: dict[int, Connection] = {}
     with Listener(("", 0), backlog=len(names), authkey=key) as listener:
         # In a thread, as `accept` has no time limit.
         acceptor = threading.Thread(
@@ -213,69 +212,50 @@ def _connect(
         )
         acceptor.start()
         port = listener.address[1]
-        address = {"host": names[0], "port": port, "key": key.hex()}
+        address = {"host": names[0], "port": port, "key": key.hex(), "preload": preload}
         # Only its owner may read the file, from its first byte on.
         hidden = address_file.with_suffix(".new")
         hidden.unlink(missing_ok=True)
         hidden.touch(0o600, exist_ok=False)
         hidden.write_text(json.dumps(address))
         hidden.rename(address_file)
+        deadline = time.monotonic() + _CONNECT_S
         try:
-            deadline = time.monotonic() + _CONNECT_S
-            while len(by_node) < len(names):
-                if should_stop() or time.monotonic() > deadline:
-                    break
+            while len(by_node) < len(names) and not should_stop():
+                if time.monotonic() > deadline:
+                    missing = ", ".join(name for n, name in enumerate(names) if n not in by_node)
+                    raise ServerKilledError(
+                        f"nodes of this job have not started within {_CONNECT_S:g} s: {missing}"
+                    )
                 time.sleep(0.05)
         finally:
             address_file.unlink(missing_ok=True)
-    if len(by_node) == len(names):
-        return [by_node[node] for node in range(len(names))]
-    _close(by_node.values())
-    if should_stop():
-        return None
-    missing = ", ".join(name for node, name in enumerate(names) if node not in by_node)
-    msg = f"nodes of this job have not started within {_CONNECT_S:g} s: {missing}"
-    raise ServerKilledError(msg)
 
 
-def _boot(
-    names: Sequence[str],
-    channels: Sequence[Connection],
-    entry: str,
-    should_stop: Callable[[], bool],
-    also_preload: str,
+def _await_boot(
+    names: Sequence[str], channels: Sequence[Connection], should_stop: ShouldStop
 ) -> Nodes | None:
-    """Have all nodes boot their fork servers, at the same time."""
-    for channel in channels:
-        request = {"open": {"entry": entry, "also_preload": also_preload}}
-        channel.send_bytes(json.dumps(request).encode())
+    """Wait for the fork servers of all nodes, which boot at the same time."""
     method, note = "", None
     for name, channel in zip(names, channels, strict=True):
         while not channel.poll(0.1):
             if should_stop():
                 return None
         try:
-            reply = json.loads(channel.recv_bytes())
+            reply = receive(channel)
         except (OSError, EOFError):
-            msg = f"node {name} of this job is lost"
-            raise ServerKilledError(msg) from None
+            raise ServerKilledError(f"node {name} of this job is lost") from None
         if reply["error"] is not None:
-            msg = f"node {name}: {reply['error']}"
-            raise LaunchError(msg)
+            raise LaunchError(f"node {name}: {reply['error']}")
         method, note = reply["method"], reply["note"] or note
     return Nodes(names, channels, method, note)
-
-
-def _close(channels: Iterable[Connection]) -> None:
-    for channel in channels:
-        channel.close()
 
 
 def _accept(listener: Listener, by_node: dict[int, Connection], nodes: int) -> None:
     while len(by_node) < nodes:
         try:
             channel = listener.accept()
-            by_node[int(json.loads(channel.recv_bytes())["node"])] = channel
+            by_node[int(receive(channel)["node"])] = channel
         except (AuthenticationError, EOFError, ConnectionError):
             continue  # a stranger, or a node that has ended
         except OSError:

@@ -7,9 +7,10 @@ import json
 import os
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -53,7 +54,7 @@ srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {cores}--mpi=none --wa
 """
 
 
-def job_name(sweep: SweepFolder, shape: Shape) -> str:
+def job_name(sweep: SweepFolder, shape: str) -> str:
     """Return the name of jobs of a sweep, which is unique for its folder and a shape."""
     path = sweep.path.resolve()
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
@@ -69,14 +70,14 @@ def script(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> str:
     spec : RunSpec
     launcher : Slurm
     """
-    shape = Shape.of(spec)
+    shape, geometry = shape_of(spec), spec.geometry
     python = launcher.python or shlex.quote(sys.executable)
     options = _options(sweep, spec, launcher)
     cores = options.get("cpus-per-task")
     nodes = ""
     if shape != POOL:
         option = f"--cpus-per-task={cores} " if cores else ""
-        nodes = _NODES.format(nodes=shape.nodes, cores=option, python=python)
+        nodes = _NODES.format(nodes=geometry.nodes, cores=option, python=python)
     return _SCRIPT.format(
         options="\n".join(
             f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")
@@ -96,7 +97,7 @@ def script(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> str:
 
 def _options(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> dict[str, SbatchValue]:
     """Return the options of a job, by the long names of `sbatch`."""
-    shape, devices = Shape.of(spec), spec.config.cluster.devices_per_node
+    shape, devices = shape_of(spec), spec.config.cluster.devices_per_node
     is_cpu = spec.device_type == "cpu"
     options = {
         "job-name": job_name(sweep, shape),
@@ -104,7 +105,7 @@ def _options(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> dict[str, Sb
         "output": str(sweep.slurm.resolve()).replace("%", "%%") + "/job-%j.txt",
         "open-mode": "append",
         "requeue": True,
-        "nodes": shape.nodes,
+        "nodes": spec.geometry.nodes,
         "ntasks-per-node": 1,
         "time": launcher.timeout_min,
         "signal": f"B:USR1@{launcher.signal_delay_s}",
@@ -113,7 +114,7 @@ def _options(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> dict[str, Sb
     }
     # The number in `launcher.sbatch` is for pool jobs; a job over nodes takes that of its shape.
     if shape != POOL and isinstance(options.get("gpus-per-node"), int):
-        options["gpus-per-node"] = shape.devices_per_node
+        options["gpus-per-node"] = spec.geometry.devices_per_node
     return options
 
 
@@ -124,30 +125,14 @@ the runs that were added."""
 _LAUNCHER = TypeAdapter(Slurm)
 
 
-class Shape(NamedTuple):
-    """Runs that a job takes: all on one node (`POOL`), or those of one shape over several nodes."""
-
-    nodes: int
-    devices_per_node: int
-    """Ranks of a run on each node; 0: any number, on the devices of the pool."""
-
-    @classmethod
-    def of(cls, spec: RunSpec) -> Shape:
-        """Return the shape of the jobs that take a run."""
-        geometry = spec.geometry
-        return POOL if geometry.nodes == 1 else cls(geometry.nodes, geometry.devices_per_node)
-
-    @classmethod
-    def named(cls, name: str) -> Shape:
-        """Return the shape of a name, as `str` writes it."""
-        return POOL if name == str(POOL) else cls(*map(int, name.split("x")))
-
-    def __str__(self) -> str:
-        """Write it as in names of jobs."""
-        return f"{self.nodes}x{self.devices_per_node}" if self.devices_per_node else "pool"
+POOL = "pool"
+"""Shape of the jobs on one node, which take runs of any number of ranks."""
 
 
-POOL = Shape(1, 0)
+def shape_of(spec: RunSpec) -> str:
+    """Return the shape of the jobs that take a run: `POOL`, or its nodes and ranks on each: 2x4."""
+    geometry = spec.geometry
+    return POOL if geometry.nodes == 1 else f"{geometry.nodes}x{geometry.devices_per_node}"
 
 
 @dataclass(frozen=True)
@@ -160,7 +145,7 @@ class JobOrder:
 
     def write(self, sweep: SweepFolder) -> None:
         """Replace the order for the jobs of a sweep; jobs at work read it again before they end."""
-        launcher: dict[str, Any] = _LAUNCHER.dump_python(self.launcher, mode="json")
+        launcher = _LAUNCHER.dump_python(self.launcher, mode="json")
         content = {"runs": list(self.runs), "launcher": launcher, "command": self.command}
         write_json(sweep.slurm / "order.json", content)
 
@@ -179,21 +164,19 @@ class JobOrder:
             launcher = _LAUNCHER.validate_json(json.dumps(content["launcher"]))
             return cls(tuple(content["runs"]), launcher, content["command"])
         except (KeyError, TypeError, ValueError) as error:
-            msg = f"{path} is damaged: {error}"
-            raise DamageError(msg) from None
+            raise DamageError(f"{path} is damaged: {error}") from None
 
     def extended(self, sweep: SweepFolder) -> JobOrder:
         """Return this order with the runs of the earlier order added: jobs work on these."""
-        try:
-            earlier_runs = JobOrder.read(sweep).runs
-        except RecordError:
-            earlier_runs = ()
-        return replace(self, runs=tuple(dict.fromkeys((*earlier_runs, *self.runs))))
+        runs = self.runs
+        with suppress(RecordError):
+            runs = (*JobOrder.read(sweep).runs, *runs)
+        return replace(self, runs=tuple(dict.fromkeys(runs)))
 
     def specs(
         self,
         sweep: SweepFolder,
-        shape: Shape,
+        shape: str,
         note: Callable[[str], object],
         without: Collection[str] = (),
     ) -> list[RunSpec]:
@@ -213,13 +196,13 @@ class JobOrder:
         return [
             replace(spec, config=replace(spec.config, launcher=self.launcher))
             for spec in specs
-            if spec is not None and Shape.of(spec) == shape
+            if spec is not None and shape_of(spec) == shape
         ]
 
 
-def shapes(specs: Iterable[RunSpec]) -> dict[Shape, list[RunSpec]]:
+def shapes(specs: Iterable[RunSpec]) -> dict[str, list[RunSpec]]:
     """Return runs by the shape of the jobs that take them."""
-    specs_by_shape: dict[Shape, list[RunSpec]] = {}
+    specs_by_shape: defaultdict[str, list[RunSpec]] = defaultdict(list)
     for spec in specs:
-        specs_by_shape.setdefault(Shape.of(spec), []).append(spec)
+        specs_by_shape[shape_of(spec)].append(spec)
     return specs_by_shape

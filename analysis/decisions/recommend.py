@@ -189,21 +189,21 @@ def recommend(basis: Basis, needs: Needs) -> Recommendation:
         **_facts_of_others(compared, chosen),
         "memory_gib": memory_of_device(basis, needs.memory_gib, chosen["data_parallel_size"]),
     }
-    said = {
+    texts = {
         part: paragraphs_of(part, facts)
         for part in ("headline", "deadline", "reasons", "regret", "costliest")
     }
     return Recommendation(
         label=basis.label,
-        headline=said["headline"][0],
-        warnings=[*warnings, *said["deadline"]],
+        headline=texts["headline"][0],
+        warnings=[*warnings, *texts["deadline"]],
         missing=[*measured_next(basis, compared, chosen), *missing],
         candidates=compared,
         chosen=chosen,
         is_recommended=not facts["few_units"],
-        reasons=said["reasons"],
-        regret=said["regret"],
-        costliest=said["costliest"],
+        reasons=texts["reasons"],
+        regret=texts["regret"],
+        costliest=texts["costliest"],
         target_loss=basis.target_loss,
     )
 

@@ -70,9 +70,9 @@ def candidates_table(candidates: pd.DataFrame, max_rows: int, name: str, title: 
     """Show the candidates that fit, measured ones first; extrapolated ones for want of others."""
     has_time = candidates["fits"] & candidates["time_s"].notna()
     is_near = has_time & candidates["beyond"].eq("")
-    shown = candidates.assign(is_guess=candidates["source"].ne("measured"))
-    shown = shown[is_near if is_near.any() else has_time]
-    visible = shown.sort_values(["is_guess", "time_s"], kind="stable").head(max_rows)
+    listed = candidates.assign(is_guess=candidates["source"].ne("measured"))
+    listed = listed[is_near if is_near.any() else has_time]
+    visible = listed.sort_values(["is_guess", "time_s"], kind="stable").head(max_rows)
     n_hidden = has_time.sum() - len(visible)
     records = candidates.to_dict("records")
     seeds = [f"{row['n_reached']:.0f} of {row['n_seeds']:.0f}" for row in records]

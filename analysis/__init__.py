@@ -25,8 +25,7 @@ else:
             # A module of the package has become a name of it by now.
             return {**globals(), **vars(public)}[name]
         except KeyError:
-            msg = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(msg) from None
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
     def __dir__() -> list[str]:
         """Name what is there to import."""

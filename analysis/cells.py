@@ -197,8 +197,9 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     needed = {"run_id", "trajectory_id", "sweep_dir", "status", *GEOMETRY}
     if runs.empty or not needed <= set(runs.columns):
         lacking = ", ".join(sorted(needed - set(runs.columns)))
-        msg = "there is no run to compare" if runs.empty else f"the runs lack columns: {lacking}"
-        raise RecordError(msg)
+        raise RecordError(
+            "there is no run to compare" if runs.empty else f"the runs lack columns: {lacking}"
+        )
     runs = add_machines(runs)
     return _sort(runs.assign(**{name: runs[name].astype("Int64") for name in GEOMETRY}))
 

@@ -16,6 +16,9 @@ _SEEDS = 10
 """Seeds of the sweep that would settle what an interval leaves open: at least twice as many."""
 _MOST_SEEDS = 20
 
+_TIMED_VIEWS = ("cost", "reaching")
+"""Views in which a claim may rest on times."""
+
 _FEW_PAIRS = (
     f" Judged from {{}} pairs of runs, as its rule allows; an interval is shown from {FEWEST} on."
 )
@@ -32,9 +35,7 @@ class Result:
     contrasts: Mapping[str, Sequence[Contrast]]
     """All contrasts, by the names of the claim's rules."""
     facts: Mapping[str, object] = field(default_factory=dict)
-    """Further values for the claim's sentence."""
-    definition: str | None = None
-    """Definition of the effect, in place of the claim's."""
+    """Further values for the claim's sentence and definition."""
     note: str | None = None
     """Reason to doubt the effect."""
     reason: str = ""
@@ -42,9 +43,13 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """The answer of the runs of one context."""
+class Verdict:
+    """A claim judged in one context."""
 
+    claim: Claim
+    context: str
+    """Hardware, precision, model, data and the other settings of the context; empty if no context
+    has the runs that the claim needs."""
     verdict: Answer
     effect: Estimate
     run_ids: tuple[str, ...]
@@ -55,39 +60,15 @@ class Judgement:
     """Whether more runs of these cells would say more."""
     settle: str | None = None
     """Command that would settle an open claim, if possible by the sweeps of these runs."""
-
-    @classmethod
-    def undecided(
-        cls,
-        reason: str,
-        definition: str,
-        run_ids: tuple[str, ...] = (),
-        *,
-        n: int = 0,
-        is_compared: bool = False,
-    ) -> Judgement:
-        """Return the judgement of runs that decide nothing, with a reason as half a sentence."""
-        text = f"{reason[:1].upper()}{reason[1:]}."
-        return cls(OPEN, Estimate.unknown(reason, n, definition), run_ids, text, is_compared)
+    sweep_dirs: tuple[str, ...] = ()
+    """Folders of these runs: those of other contexts may have the same ids."""
+    is_own: bool = False
+    """Whether the command repeats the sweeps of these runs; else it names a shipped study."""
 
     @property
     def n_runs(self) -> int:
         """Runs behind the verdict."""
         return len(self.run_ids)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict(Judgement):
-    """A claim judged in one context."""
-
-    claim: Claim
-    context: str = ""
-    """Hardware, precision, model, data and the other settings of the context; empty if no context
-    has the runs that the claim needs."""
-    sweep_dirs: tuple[str, ...] = ()
-    """Folders of these runs: those of other contexts may have the same ids."""
-    is_own: bool = False
-    """Whether the command repeats the sweeps of these runs; else it names a shipped study."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +91,7 @@ class Claim:
     result: Callable[[Context], Result | None]
     """Computes the result of a context; None without the runs that the claim needs."""
     definition: str = ""
-    """Definition of the effect, before the names of the compared sides."""
+    """Format of the effect's definition, of the facts; before the names of the compared sides."""
     rules: Mapping[str, Rule] = field(default_factory=dict)
     """Tests of the contrasts, by their names. All must hold; the effect is that of the first,
     unless another one contradicts."""
@@ -124,37 +105,44 @@ class Claim:
 
     def judge(self, evidence: Evidence) -> list[Verdict]:
         """Judge the claim in every context, or return one "not identified" if none has its runs."""
-        verdicts = [
-            self._verdict(context, judgement)
-            for context in evidence.contexts(self.view)
-            if (judgement := self._judge(context)) is not None
-        ]
-        if verdicts:
-            return verdicts
+        contexts = evidence.contexts(self.view)
+        verdicts = [verdict for each in contexts if (verdict := self._judge(each)) is not None]
         reason = f"no context has the runs it needs: {self.needs}"
-        judgement = replace(Judgement.undecided(reason, self.effect), settle=self.settle)
-        return [Verdict(**vars(judgement), claim=self)]
+        return verdicts or [replace(self._open("", reason, self.effect), settle=self.settle)]
 
-    def _decide(self, context: Context) -> Judgement | None:
+    def _open(
+        self, context: str, reason: str, definition: str, run_ids: tuple[str, ...] = (), n: int = 0
+    ) -> Verdict:
+        """Leave the claim open, with a reason as half a sentence."""
+        text = f"{reason[:1].upper()}{reason[1:]}."
+        return Verdict(self, context, OPEN, Estimate.unknown(reason, n, definition), run_ids, text)
+
+    def _decide(self, context: Context) -> Verdict | None:
         """Apply the rules to the result."""
         result = self.result(context)
         if result is None:
             return None
         margin, _ = context.margin
-        contrasts = [*chain(*result.contrasts.values())]
-        ids = tuple(sorted({run for contrast in contrasts for run in contrast.run_ids}))
-        definition = result.definition or self.definition
+        ids = {run for contrast in chain(*result.contrasts.values()) for run in contrast.run_ids}
+        label, run_ids = context.label, tuple(sorted(ids))
+        definition = self.definition.format(**result.facts)
+        lacking = [name for name in self.rules if not result.contrasts[name]]
+        if result.reason or lacking:
+            reason = result.reason or too_few(0, "pairs of runs", self.fewest)
+            if not result.reason and len(self.rules) > 1:
+                nothing = f"along the {lacking[0]}, nothing can be compared"
+                reason = f"{nothing}: the claim needs {self.needs}"
+            return self._open(label, reason, definition, run_ids)
         decisions: dict[str, Decision] = {}
         for name, rule in self.rules.items():
             group = result.contrasts[name]
-            decision = None if result.reason else rule(group, margin)()
+            decision = rule(group, margin)()
             if decision is None:
-                most = max((len(contrast.values) for contrast in group), default=0)
+                most = max(len(contrast.values) for contrast in group)
                 along = f"along the {name}, " if len(self.rules) > 1 else ""
-                reason = result.reason or along + too_few(most, "pairs of runs", self.fewest)
-                n = 0 if result.reason or along else most
-                more = bool(group) and not result.reason
-                return Judgement.undecided(reason, definition, ids, n=n, is_compared=more)
+                reason = along + too_few(most, "pairs of runs", self.fewest)
+                verdict = self._open(label, reason, definition, run_ids, 0 if along else most)
+                return replace(verdict, is_compared=True)
             decisions[name] = decision
         against = [each for each in decisions.values() if each.answer == CONTRADICTED]
         first = [*against[-1:], *decisions.values()][0]
@@ -163,8 +151,8 @@ class Claim:
         kind = definition.partition(" ")[0]
         effect = first.deciding.estimate(definition, kind, self.unit, result.note)
         sizes = {name: decision.deciding.text(kind) for name, decision in decisions.items()}
-        explanation = self._explain(result, sizes, margin, effect.n)
-        return Judgement(answer, effect, ids, explanation, is_compared=True)
+        says = self._explain(result, sizes, margin, effect.n)
+        return Verdict(self, label, answer, effect, run_ids, says, is_compared=True)
 
     def _explain(self, result: Result, sizes: Mapping[str, str], margin: float, n: int) -> str:
         """Fill in what the claim says of a result, and add what weakens it."""
@@ -179,36 +167,36 @@ class Claim:
             says += _FEW_IN_SOME.format(lacking, len(pairs), self.fewest)
         return " ".join(says.split())
 
-    def _judge(self, context: Context) -> Judgement | None:
-        """Decide, and add the command for valid times where these would decide more."""
-        judgement, command = self._decide(context), context.timing_command
-        if command is None or (judgement is not None and judgement.verdict != OPEN):
-            return judgement
-        with_times = self._decide(context.as_if_timed)
-        n = 0 if judgement is None else judgement.effect.n
-        if with_times is None or with_times.effect.n <= n:
-            return judgement
-        if judgement is None:
-            notes = context.runs.loc[context.runs["status"].eq("completed"), "timing_note"].dropna()
-            why = "; ".join(sorted(set(notes)))
-            reason = f"the times of {len(notes)} runs do not count ({why})"
-            judgement = Judgement.undecided(reason, self.effect, with_times.run_ids)
-        return replace(judgement, settle=command)
+    def _judge(self, context: Context) -> Verdict | None:
+        """Decide; where that leaves the claim open, add the command that would settle it.
 
-    def _verdict(self, context: Context, judgement: Judgement) -> Verdict:
-        """Add the context, and a command for more seeds where these decide too little."""
-        is_behind = context.runs["run_id"].isin(judgement.run_ids)
+        That is the one for valid times where these would decide more, or for more seeds.
+        """
+        verdict, command = self._decide(context), None
+        is_open = verdict is None or verdict.verdict == OPEN
+        if is_open and self.view in _TIMED_VIEWS and context.timing_command is not None:
+            with_times, n = self._decide(context.as_if_timed), verdict.effect.n if verdict else 0
+            if with_times is not None and with_times.effect.n > n:
+                command = context.timing_command
+                verdict = verdict or self._untimed(context, with_times.run_ids)
+        if verdict is None:
+            return None
+        is_behind = context.runs["run_id"].isin(verdict.run_ids)
         n_seeds = context.runs.loc[is_behind, "seed_block"].nunique()
         seeds = range(min(max(_SEEDS, 2 * n_seeds), _MOST_SEEDS))
-        command = judgement.settle
-        if command is None and judgement.is_compared:
+        if command is None and is_open and verdict.is_compared:
             command = seeds_command(context.runs, seeds)
-        more = f" seed={','.join(map(str, seeds))}" if judgement.effect.n > 1 else ""
-        settle = command or self.settle + more
-        return Verdict(
-            **{**vars(judgement), "settle": settle if judgement.verdict == OPEN else None},
-            claim=self,
-            context=context.label,
+        more = f" seed={','.join(map(str, seeds))}" if verdict.effect.n > 1 else ""
+        return replace(
+            verdict,
+            settle=command or self.settle + more if is_open else None,
             sweep_dirs=tuple(context.runs.loc[is_behind, "sweep_dir"].unique()),
             is_own=command is not None,
         )
+
+    def _untimed(self, context: Context, run_ids: tuple[str, ...]) -> Verdict:
+        """Leave open what times that do not count would decide."""
+        notes = context.runs.loc[context.runs["status"].eq("completed"), "timing_note"].dropna()
+        why = "; ".join(sorted(set(notes)))
+        reason = f"the times of {len(notes)} runs do not count ({why})"
+        return self._open(context.label, reason, self.effect, run_ids)

@@ -45,7 +45,6 @@ from batchscape.analysis.claims.training import (
     LEAST,
     RISE,
     at_equal_training_loss,
-    of_accumulated_batches,
     of_best_rates,
     of_cuts,
     of_growing_batches,
@@ -249,6 +248,7 @@ CLAIMS: tuple[Claim, ...] = (
         "launcher.concurrent_runs=1",
         view="reaching",
         result=of_times_to_target,
+        definition="ratio of the {quantity} to a loss of {target}{at}",
         rules={"most": _one(above, log(1.05))},
         says="Largest against the smaller global batches at a loss of {target}, {how}; most, of "
         "{n_most}: {most}; slower means by more than 5 %. {bounds}",
@@ -265,7 +265,7 @@ CLAIMS: tuple[Claim, ...] = (
         "contradicted: one lies outside",
         settle="batchscape sweep sweeps=fixed_global_batch",
         view="training",
-        result=of_cuts,
+        result=of_cuts(BATCH),
         definition="difference of final loss between two cuts of one trajectory",
         rules={"cuts": _all(_ALIKE)},
         says=_EQUIVALENT,
@@ -285,7 +285,7 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=fixed_global_batch batch.global_batch_size=8 "
         "batch.data_parallel_size=1 batch.micro_batch_size=4,8",
         view="training",
-        result=of_accumulated_batches,
+        result=of_cuts(BATCH, DEVICES, from_accumulation=1),
         definition="difference of final loss between accumulation and one large micro-batch",
         rules={"cuts": _all(_ALIKE)},
         says=_EQUIVALENT,

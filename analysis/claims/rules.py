@@ -17,9 +17,9 @@ report's tests.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -54,11 +54,9 @@ class Decision(NamedTuple):
         return CONTRADICTED if self.contradicts > 0 else OPEN
 
 
-class Test(Protocol):
-    """A test of contrasts; None where no contrast has enough pairs."""
-
-    def __call__(self, ways: int = 1, places: int = 1) -> Decision | None:
-        """Test at the level over `ways` to support and over `places` to contradict a claim."""
+Test = Callable[..., "Decision | None"]
+"""A test of contrasts at the level over `ways` (by default 1) to support and over `places` (1) to
+contradict a claim; None where no contrast has enough pairs."""
 
 
 def above(

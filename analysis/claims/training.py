@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -75,10 +76,11 @@ def of_times_to_target(context: Context) -> Result | None:
         "how": "all at one micro-batch and number of devices" if is_timed else _BY_SAMPLES,
         "bounds": "Some runs did not reach it and count as lower bounds." if is_bound else "",
     }
-    quantity, at = ("time", "") if is_timed else ("samples", ", at one micro-batch")
-    definition = f"ratio of the {quantity} to a loss of {target:.4g}{at}"
+    facts["quantity"], facts["at"] = (
+        ("time", "") if is_timed else ("samples", ", at one micro-batch")
+    )
     contrasts = [replace(pair, bounds_below=is_bound) for pair in pairs]
-    return Result({"most": contrasts}, facts, definition, _untuned(rows))
+    return Result({"most": contrasts}, facts, _untuned(rows))
 
 
 def of_rises(context: Context) -> Result | None:
@@ -172,54 +174,50 @@ def _untuned(runs: pd.DataFrame) -> str | None:
     return None if runs["tuned"].all() else "learning rates were not tuned for each global batch"
 
 
-def of_cuts(context: Context) -> Result | None:
-    """Final losses of the cuts of one global batch against the first, as the report pairs them."""
-    return _paired_cuts(context, [_BATCH])
+def of_cuts(
+    *equal: str, from_accumulation: int | None = None
+) -> Callable[[Context], Result | None]:
+    """Final losses of cuts equal in some columns against the first, as the report pairs them.
 
+    None: there is nothing to compare and nothing to say. `from_accumulation` is that of the first.
+    """
 
-def of_accumulated_batches(context: Context) -> Result | None:
-    """The same of accumulation against none, on as many devices."""
-    return _paired_cuts(context, [_BATCH, FACTORS[0]], only_with_unaccumulated=True)
+    def result(context: Context) -> Result | None:
+        is_invariant = ~context.runs["not_invariant"].astype(object).fillna("").astype(bool)
+        runs, cells = context.runs[is_invariant], context.cells
+        if runs.empty:
+            return None
+        # The first cut of each place is the reference of all others there.
+        places = [replace(cells, runs=part) for _, part in runs.groupby(list(equal))]
+        pairs = pd.concat([paired_differences(place) for place in places], ignore_index=True)
+        has_held_out = context.figures["final_eval_loss"].notna().all()
+        pairs = pairs[pairs["quantity"].eq("final_eval_loss" if has_held_out else "final_loss")]
+        pairs = pairs[np.isfinite(pairs["difference"])]
+        if from_accumulation is not None:
+            first = pairs["reference"].map(cells.table[FACTORS[2]])
+            pairs = pairs[first.eq(from_accumulation)]
+        labels = geometry_label(cells.table)
+        contrasts = [
+            Contrast(
+                f"{labels[cell]} against {labels[reference]}",
+                rows["difference"].to_numpy(dtype=float),
+                tuple(sorted({*rows["run_id"], *rows["run_id_reference"]})),
+            )
+            for (cell, reference), rows in pairs.groupby(["cell", "reference"])
+        ]
+        # Of any two cuts: the one that all are compared with may have failed, or diverged as well.
+        ended_runs = runs[runs["status"].isin(["completed", "diverged"])]
+        outcomes = ended_runs.groupby([*equal, "trajectory_id"])["status"].nunique()
+        n_diverged = int(outcomes.gt(1).sum())
+        reason = context.margin[1]
+        if n_diverged:
+            reason = (
+                f"{n_diverged} of {len(outcomes)} trajectories diverged under one cut and not "
+                "under another"
+            )
+        return Result({"cuts": contrasts}, reason=reason) if contrasts or n_diverged else None
 
-
-def _paired_cuts(
-    context: Context, equal_columns: list[str], *, only_with_unaccumulated: bool = False
-) -> Result | None:
-    """Compare cuts equal in some columns. None: there is nothing to compare and nothing to say."""
-    is_invariant = ~context.runs["not_invariant"].astype(object).fillna("").astype(bool)
-    runs, cells = context.runs[is_invariant], context.cells
-    if runs.empty:
-        return None
-    # The first cut of each place is the reference of all others there.
-    places = [replace(cells, runs=part) for _, part in runs.groupby(equal_columns)]
-    pairs = pd.concat([paired_differences(place) for place in places], ignore_index=True)
-    has_held_out = context.figures["final_eval_loss"].notna().all()
-    pairs = pairs[pairs["quantity"].eq("final_eval_loss" if has_held_out else "final_loss")]
-    pairs = pairs[np.isfinite(pairs["difference"])]
-    if only_with_unaccumulated:
-        pairs = pairs[pairs["reference"].map(cells.table[FACTORS[2]]).eq(1)]
-    labels = geometry_label(cells.table).to_dict()
-    contrasts = [
-        Contrast(
-            f"{labels[cell]} against {labels[reference]}",
-            rows["difference"].to_numpy(dtype=float),
-            tuple(sorted({*rows["run_id"], *rows["run_id_reference"]})),
-        )
-        for (cell, reference), rows in pairs.groupby(["cell", "reference"])
-    ]
-    # Of any two cuts: the one that all are compared with may have failed, or diverged as well.
-    ended_runs = runs[runs["status"].isin(["completed", "diverged"])]
-    outcomes = ended_runs.groupby([*equal_columns, "trajectory_id"])["status"].nunique()
-    n_diverged_in_some_cut = int(outcomes.gt(1).sum())
-    reason = context.margin[1]
-    if n_diverged_in_some_cut:
-        reason = (
-            f"{n_diverged_in_some_cut} of {len(outcomes)} trajectories diverged under one cut and "
-            "not under another"
-        )
-    return (
-        Result({"cuts": contrasts}, reason=reason) if contrasts or n_diverged_in_some_cut else None
-    )
+    return result
 
 
 def of_best_rates(context: Context) -> Result | None:

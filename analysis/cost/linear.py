@@ -42,15 +42,14 @@ class Combination:
 class LinearFit:
     """Coefficients, and how well the measurements determine each combination of them."""
 
-    terms: tuple[str, ...]
     coefficients: Floats
     """Shape (terms,). Undetermined ones have the smallest values that fit."""
     covariance: Floats
     """Shape (terms, terms); NaN where no residual is left to estimate it from."""
     degrees: float
     spread: float
-    """Standard deviation of a cell from the form, relative where `relative`."""
-    relative: bool
+    """Standard deviation of a cell from the form, relative where `is_relative`."""
+    is_relative: bool
     from_repeats: bool
     """Whether the covariance comes from repeats of equal cells: with no more cells than terms the
     form itself is not tested."""
@@ -79,21 +78,24 @@ class LinearFit:
     def predict(self, weights: ArrayLike) -> Combination:
         """Estimate the same for a new cell, which departs from the form too."""
         mean = self.combine(weights)
-        size = abs(mean.value) if self.relative else 1.0
+        size = abs(mean.value) if self.is_relative else 1.0
         return Combination(mean.value, mean.variance + (self.spread * size) ** 2, mean.degrees)
 
-    def term(self, name: str) -> Combination:
-        """Estimate one coefficient."""
-        return self.combine([float(name == term) for term in self.terms])
+
+def welch(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats, Floats]:
+    """Add up independent variances with their degrees of freedom; the sum has Welch's."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variances, degrees = (
+            np.array(np.broadcast_arrays(*column), dtype=float)
+            for column in zip(*parts, strict=True)
+        )
+        total, shares = variances.sum(axis=0), (variances**2 / degrees).sum(axis=0)
+        # No spread at all, as of times that agree exactly, leaves no degrees to share out.
+        return total, np.where(shares > 0, total**2 / shares, degrees.min(axis=0))
 
 
 def fit_linear(
-    terms: Sequence[str],
-    design: ArrayLike,
-    measured: Sequence[ArrayLike],
-    *,
-    relative: bool = False,
-    repeats: bool = False,
+    design: ArrayLike, measured: Sequence[ArrayLike], *, is_relative: bool = False
 ) -> LinearFit:
     """Fit cell means by (weighted) least squares.
 
@@ -106,47 +108,43 @@ def fit_linear(
         Finite values.
     measured : sequence of arrays
         Finite measurements of each cell, at least one.
-    relative : bool
-        Whether errors grow in proportion to the value. Weights are then 1 / fitted^2, iterated.
-    repeats : bool
-        Whether repeats may give the interval where there are no more cells than terms.
+    is_relative : bool
+        Whether errors grow in proportion to the value, as those of times do. Weights are then
+        1 / fitted^2, iterated, and repeats, which differ, give the interval where there are no more
+        cells than terms.
     """
     matrix = np.asarray(design, dtype=float)
     groups = [np.asarray(values, dtype=float) for values in measured]
     means = np.array([values.mean() for values in groups])
     scale = np.abs(matrix).max(axis=0, initial=0.0)
     scale[scale == 0] = 1.0
-    size = np.abs(means) if relative else np.ones_like(means)
-    for _ in range(_REWEIGHTINGS if relative else 1):
+    size = np.abs(means) if is_relative else np.ones_like(means)
+    for _ in range(_REWEIGHTINGS if is_relative else 1):
         solver, hat, null, rank = _solve(matrix / scale, size)
         coefficients = (solver @ means) / scale
         fitted = matrix @ coefficients
-        if relative:
+        if is_relative:
             # A fitted value of zero or below has no relative error: its cell keeps its own size.
             size = np.where(fitted > 0, fitted, np.abs(means))
-    degrees = float(len(means) - rank)
-    residuals = means - fitted
-    variances = np.full(len(means), math.nan)
-    square, from_repeats = math.nan, False
-    if degrees > 0:
-        square = float(((residuals / size) ** 2).sum() / degrees)
-        variances = size**2 * square
-    elif repeats:
-        square, degrees = _pooled(groups, size)
-        variances = size**2 * square / np.array([len(values) for values in groups])
-        from_repeats = degrees > 0
+    residuals, degrees = means - fitted, float(len(means) - rank)
+    deviations, runs = residuals / size, np.ones_like(means)
+    from_repeats = is_relative and not degrees
+    if from_repeats:
+        runs = np.array([len(values) for values in groups])
+        deviations = np.concatenate(groups) - means.repeat(runs)
+        deviations, degrees = deviations / size.repeat(runs), float(runs.sum() - len(means))
+    square = float((deviations**2).sum() / degrees) if degrees else math.nan
     scaled = solver / scale[:, None]
     leverage = np.diag(hat)
     with np.errstate(divide="ignore", invalid="ignore"):
         left_out = means - np.where(leverage < 1 - 1e-9, residuals / (1 - leverage), math.nan)
     return LinearFit(
-        tuple(terms),
         coefficients,
-        (scaled * variances) @ scaled.T,
+        (scaled * (size**2 * square / runs)) @ scaled.T,
         degrees,
         math.sqrt(square),
-        relative,
-        from_repeats,
+        is_relative,
+        from_repeats and degrees > 0,
         fitted,
         left_out,
         null,
@@ -161,15 +159,3 @@ def _solve(matrix: Floats, size: Floats) -> tuple[Floats, Floats, Floats, int]:
     rank = int((values > _RANK_TOLERANCE * values.max(initial=0.0)).sum())
     inverse = v[:rank].T / values[:rank] @ u[:, :rank].T
     return inverse / size, matrix @ inverse / size, v[rank:], rank
-
-
-def _pooled(groups: Sequence[Floats], size: Floats) -> tuple[float, float]:
-    """Return the pooled (relative) variance within cells, and its degrees of freedom."""
-    degrees = float(sum(len(values) - 1 for values in groups))
-    if not degrees:
-        return math.nan, 0.0
-    squares = sum(
-        float(((values - values.mean()) ** 2).sum()) / unit**2
-        for values, unit in zip(groups, size, strict=True)
-    )
-    return squares / degrees, degrees

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.cost.model import outside
 from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS
 from batchscape.analysis.estimates import FEWEST, Estimate, t_reach
@@ -90,7 +91,7 @@ class MeasuredSteps:
             if spec.time_key not in self._models:
                 self._models[spec.time_key] = fit_step_time(table)
             model = self._models[spec.time_key]
-            if model.beyond(*cut):
+            if outside(model.cells, *cut):
                 return None
             estimate = replace(model.at(*cut), n=len(table))
         is_known = estimate.value > 0 and estimate.high <= WIDEST * estimate.low

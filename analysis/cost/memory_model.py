@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from batchscape.analysis.cost.model import CostFit, Form, Term, fit_cost, outside
+from batchscape.analysis.cost.linear import Floats
+from batchscape.analysis.cost.model import CostFit, Form, Term, fit_cost
 from batchscape.analysis.cost.table import FACTORS, MEMORY_PHASES, one_group
 from batchscape.analysis.estimates import Estimate
 from batchscape.errors import AnalysisError
@@ -35,12 +35,17 @@ MEMORY_TERMS = {
 }
 """Terms of a memory phase."""
 
-_PEAKS = (
-    "peak_allocated_first_backward_gib",
-    "peak_allocated_first_optimizer_step_gib",
-    "peak_allocated_steady_gib",
+_LIMITING = (
+    ("device_used_gib",),
+    ("peak_reserved_gib",),
+    (
+        "peak_allocated_first_backward_gib",
+        "peak_allocated_first_optimizer_step_gib",
+        "peak_allocated_steady_gib",
+    ),
+    ("peak_allocated_gib",),
 )
-_OF_THE_DEVICE = ("device_used_gib", "peak_reserved_gib")
+"""Figures that decide whether a run fits; the first that were measured do."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,8 @@ class MemoryModel:
     @property
     def limiting(self) -> list[str]:
         """Figures that decide whether a run fits: that of the device, else the three peaks."""
-        for names in (*((name,) for name in _OF_THE_DEVICE), _PEAKS, ("peak_allocated_gib",)):
-            figures = [name for name in names if name in self.phases]
-            if figures:
+        for names in _LIMITING:
+            if figures := [name for name in names if name in self.phases]:
                 return figures
         return list(self.phases)
 
@@ -82,14 +86,8 @@ class MemoryModel:
             return unidentified[0]
         return max(estimates, key=lambda e: e.value if math.isnan(e.high) else e.high)
 
-    def beyond(self, devices: int, micro: int, accumulation: int) -> list[str]:
-        """Name the factors in which a geometry lies outside the measured ones."""
-        return outside(self.measured, devices, micro, accumulation)
 
-
-def _weights(
-    devices: NDArray[np.float64], micro: NDArray[np.float64], accumulation: NDArray[np.float64]
-) -> dict[str, NDArray[np.float64]]:
+def _weights(devices: Floats, micro: Floats, accumulation: Floats) -> dict[str, Floats]:
     """Return the factor of each term."""
     return {
         "fixed_gib": np.ones_like(micro),
@@ -133,6 +131,7 @@ def fit_memory(table: pd.DataFrame, *, is_sharded: bool = False) -> MemoryModel:
         if name in rows and rows[name].notna().any()
     }
     if not phases:
-        msg = f"no run has a memory figure; a table needs one of {', '.join(MEMORY_PHASES)} in GiB"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"no run has a memory figure; a table needs one of {', '.join(MEMORY_PHASES)} in GiB"
+        )
     return MemoryModel(phases, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,41 @@ class CostFit:
             Numbers between the possible ones draw a line.
         """
         prediction = self.fit.predict(self.weights(devices, micro, accumulation))
-        return estimate_of(prediction, self, "predicted from the fitted cost model", None)
+        return self.estimate(prediction, Term("predicted from the fitted cost model"))
+
+    def estimate(
+        self,
+        combination: Combination,
+        term: Term,
+        why: str = "the measured cells do not determine it",
+    ) -> Estimate:
+        """Turn a combination of coefficients into an estimate, which only savings make negative."""
+        unit, (low, high) = self.form.unit, combination.interval()
+        note = None
+        if math.isnan(low):
+            note = "no interval: no more cells than terms"
+        elif self.fit.from_repeats:
+            note = "the form itself is not tested: no more cells than terms"
+        tiny = -1e-9 * float(self.cells["measured"].abs().max())
+        if math.isfinite(combination.value):
+            # Cut off at zero, the interval would be the point 0, a certainty without support.
+            why = (
+                f"the fit gives {combination.value:.3g} [{low:.3g}, {high:.3g}] {unit}, below "
+                "zero, so its form does not hold"
+            )
+        if not math.isfinite(combination.value) or (high < tiny and not term.may_save):
+            return Estimate.unknown(
+                why, len(self.cells), term.definition, unit=unit, method=self.method
+            )
+        ends = combination.value, low, high
+        if not term.may_save:
+            # NaN stays NaN; a value within rounding of zero becomes zero.
+            value, low, high = (0.0 if end < -tiny else end for end in ends)
+            ends = value, low, high
+            if combination.value < tiny:
+                fitted = f"the fit alone gives {combination.value:.3g} {unit}"
+                note = f"{fitted}, and it cannot be negative"
+        return Estimate(*ends, len(self.cells), unit, self.method, term.definition, note)
 
 
 def fit_cost(table: pd.DataFrame, figure: pd.Series[float], form: Form) -> CostFit:
@@ -89,75 +123,31 @@ def fit_cost(table: pd.DataFrame, figure: pd.Series[float], form: Form) -> CostF
     weights = form.weights(*(cells[name].to_numpy(dtype=float) for name in FACTORS))
     design = np.column_stack([weights[name] for name in form.terms])
     measured = [numbers.to_numpy() for _, numbers in groups]
-    fit = fit_linear(
-        list(form.terms), design, measured, relative=form.is_time, repeats=form.is_time
-    )
+    fit = fit_linear(design, measured, is_relative=form.is_time)
     ids = table["run_id"] if "run_id" in table else pd.Series("", table.index)
+    names = ids[values.index].astype(str).groupby(keys)
     means = cells["measured"]
     cells = cells.assign(
         fitted=fit.fitted,
         residual=means - fit.fitted,
         left_out=fit.left_out,
         left_out_error_pct=100 * (fit.left_out / means - 1),
-        run_ids=ids[values.index]
-        .groupby(keys)
-        .agg(lambda names: ";".join(sorted(map(str, names))))
-        .to_numpy(),
+        run_ids=names.agg(lambda ids: ";".join(sorted(ids))).to_numpy(),
     )
     model = CostFit(form, fit, {}, cells, _method(fit, len(cells), len(values)))
-    for name, term in form.terms.items():
+    for row, (name, term) in zip(np.eye(len(form.terms)), form.terms.items(), strict=True):
         why = _why_undetermined(term, cells)
-        model.estimates[name] = estimate_of(
-            fit.term(name), model, term.definition, why, may_save=term.may_save
-        )
+        model.estimates[name] = model.estimate(fit.combine(row), term, why)
     return model
-
-
-def estimate_of(
-    combination: Combination,
-    model: CostFit,
-    definition: str,
-    why: str | None,
-    *,
-    may_save: bool = False,
-) -> Estimate:
-    """Turn a combination of coefficients into an estimate, which only savings make negative."""
-    n, unit = len(model.cells), model.form.unit
-    low, high = combination.interval()
-    note = None
-    if math.isnan(low):
-        note = "no interval: no more cells than terms"
-    elif model.fit.from_repeats:
-        note = "the form itself is not tested: no more cells than terms"
-    estimate = Estimate(combination.value, low, high, n, unit, model.method, definition, note)
-    tiny = -1e-9 * float(model.cells["measured"].abs().max())
-    unknown = None
-    if not math.isfinite(combination.value):
-        unknown = why or "the measured cells do not determine it"
-    elif high < tiny and not may_save:
-        # Cut off at zero, the interval would be the point 0, a certainty without support.
-        unknown = (
-            f"the fit gives {combination.value:.3g} [{low:.3g}, {high:.3g}] {unit}, below zero, so "
-            "its form does not hold"
-        )
-    if unknown is not None:
-        return Estimate.unknown(unknown, n, definition, unit=unit, method=model.method)
-    if may_save:
-        return estimate
-    if combination.value < tiny:
-        note = f"the fit alone gives {combination.value:.3g} {unit}, and it cannot be negative"
-    # NaN stays NaN; a value within rounding of zero becomes zero.
-    value, low, high = (0.0 if end < -tiny else end for end in (combination.value, low, high))
-    return replace(estimate, value=value, low=low, high=high, note=note)
 
 
 def outside(cells: pd.DataFrame, devices: int, micro: int, accumulation: int) -> list[str]:
     """Name factors outside the measured cells, as in `micro-batch 64 (measured: 1 to 32)`."""
     texts = []
     for name, value in zip(FACTORS, (devices, micro, accumulation), strict=True):
-        low, high = int(cells[name].min()), int(cells[name].max())
-        if not low <= value <= high:
-            span = f"{low}" if low == high else f"{low} to {high}"
+        measured = {int(cells[name].min()), int(cells[name].max())}
+        if not min(measured) <= value <= max(measured):
+            span = " to ".join(map(str, sorted(measured)))
             texts.append(f"{GEOMETRY_WORDS[name]} {value} (measured: {span})")
     return texts
 
@@ -172,7 +162,7 @@ def _why_undetermined(term: Term, cells: pd.DataFrame) -> str:
 
 
 def _method(fit: LinearFit, cells: int, runs: int) -> str:
-    weighted = "least squares of relative errors" if fit.relative else "least squares"
+    weighted = "least squares of relative errors" if fit.is_relative else "least squares"
     over = f"{weighted} over the means of {count_text(cells, 'cell')} ({count_text(runs, 'run')})"
     if fit.from_repeats:
         return f"{over}, t-interval of {fit.degrees:g} degrees from repeats within cells"

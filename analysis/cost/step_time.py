@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cost.linear import Combination
-from batchscape.analysis.cost.model import CostFit, Form, Term, estimate_of, fit_cost, outside
+from batchscape.analysis.cost.linear import Combination, welch
+from batchscape.analysis.cost.model import CostFit, Form, Term, fit_cost
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS, one_group
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.step_time import weights
@@ -61,8 +62,8 @@ class StepTimeModel:
         fit gives no time above zero.
         """
         combination = self.combine(devices, micro, accumulation)
-        definition = "mean of the step time of a cell, predicted from the fitted cost model"
-        estimate = estimate_of(combination, self.parts[0], definition, None)
+        about = Term("mean of the step time of a cell, predicted from the fitted cost model")
+        estimate = self.parts[0].estimate(combination, about)
         if not math.isfinite(combination.value):
             return estimate
         cut = f"a run of {devices} x {micro} x {accumulation} would tell"
@@ -91,11 +92,9 @@ class StepTimeModel:
             return Combination(math.nan, math.nan, 0.0)
         # A part without weight, such as the exchange of one device, is zero.
         weighted = [(p, w) for p, w in zip(self.parts, factors, strict=True) if any(w)]
-        return _sum([part.fit.predict(weight) for part, weight in weighted])
-
-    def beyond(self, devices: int, micro: int, accumulation: int) -> list[str]:
-        """Name the factors in which a geometry lies outside the measured ones."""
-        return outside(self.cells, devices, micro, accumulation)
+        parts = [part.fit.predict(weight) for part, weight in weighted]
+        variance, degrees = welch([(part.variance, part.degrees) for part in parts])
+        return Combination(sum(part.value for part in parts), float(variance), float(degrees))
 
 
 def fit_step_time(table: pd.DataFrame) -> StepTimeModel:
@@ -130,19 +129,17 @@ def fit_step_time(table: pd.DataFrame) -> StepTimeModel:
     """
     rows = one_group(table, ["step_time_s"])
     if rows.empty:
-        msg = (
+        raise AnalysisError(
             "no run has a valid time: step_time_s counts where the run was completed and had the "
             "machine to itself; launch with launcher.concurrent_runs=1, no more ranks than cores, "
             "and a timing_repeat that no run has yet"
         )
-        raise AnalysisError(msg)
     parts = _fit_parts(rows)
     estimates = {name: estimate for part in parts for name, estimate in part.estimates.items()}
     if "exchange_s" not in estimates:
         why = "the cells with valid times are all of one device"
         unknown = Combination(math.nan, math.nan, 0.0)
-        definition = _EXCHANGE["exchange_s"].definition
-        estimates["exchange_s"] = estimate_of(unknown, parts[0], definition, why)
+        estimates["exchange_s"] = parts[0].estimate(unknown, _EXCHANGE["exchange_s"], why)
     return StepTimeModel(parts, estimates, _sum_of_cells(parts, rows))
 
 
@@ -151,8 +148,8 @@ def _fit_parts(rows: pd.DataFrame) -> list[CostFit]:
         return fit_cost(rows, figure, Form(terms, weights, "s", is_time=True))
 
     is_parallel = rows["data_parallel_size"] > 1
-    parts_s = rows.reindex(columns=list(TIME_PARTS)).apply(pd.to_numeric).astype(float)
-    exchange, update = parts_s["exchange_s"].where(is_parallel, 0.0), parts_s["optimizer_s"]
+    exchange, update = (pd.to_numeric(column_of(rows, n)).astype(float) for n in TIME_PARTS)
+    exchange = exchange.where(is_parallel, 0.0)
     compute = rows["step_time_s"] - (exchange + update)
     # NaN, in any comparison, is no time.
     if not ((compute > 0) & (update > 0) & ((exchange > 0) | ~is_parallel)).all():
@@ -171,19 +168,8 @@ def _sum_of_cells(parts: list[CostFit], rows: pd.DataFrame) -> pd.DataFrame:
     total, *others = (part.cells.set_index(keys) for part in parts)
     total["measured"] = rows["step_time_s"].groupby([rows[key] for key in keys]).mean()
     for cells in others:
-        for name in ("fitted", "left_out"):
-            total[name] += cells[name].reindex(total.index, fill_value=0.0)
+        sums = ["fitted", "left_out"]
+        total[sums] += cells[sums].reindex(total.index, fill_value=0.0)
     total["residual"] = total["measured"] - total["fitted"]
     total["left_out_error_pct"] = 100 * (total["left_out"] / total["measured"] - 1)
     return total.reset_index()
-
-
-def _sum(parts: list[Combination]) -> Combination:
-    """Add independent parts; the degrees of the sum are Satterthwaite's."""
-    value = sum(part.value for part in parts)
-    variance = sum(part.variance for part in parts)
-    shares = [part.variance**2 / part.degrees for part in parts if part.degrees > 0]
-    total = sum(shares)
-    if not total or math.isnan(total):
-        return Combination(value, variance, min(part.degrees for part in parts))
-    return Combination(value, variance, variance**2 / total)

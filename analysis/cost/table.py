@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
+from batchscape.analysis.joins import column_of
 from batchscape.analysis.labels import group_labels
 from batchscape.analysis.targets.schema import check
 from batchscape.config import Affects, affects_of
@@ -51,8 +52,8 @@ def cost_groups(cells: Cells) -> pd.DataFrame:
     return pd.DataFrame({"group": group, "group_label": group_labels(keys)})
 
 
-def cost_table(cells: Cells) -> pd.DataFrame:
-    """Collect the figures that cost models are fitted to.
+def cost_table(cells: Cells, groups: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Collect the figures that cost models are fitted to; `groups` are those of `cost_groups`.
 
     Returns
     -------
@@ -66,26 +67,29 @@ def cost_table(cells: Cells) -> pd.DataFrame:
     """
     figures = cells.figures
     runs = cells.runs.loc[figures.index]
-    names = [*MEMORY_PHASES, "step_time_s", *TIME_PARTS]
-    identifiers = [
-        name for name in (*_CONTEXT, *FACTORS, "global_batch_size", "hardware") if name in runs
-    ]
-    groups = cost_groups(cells).reindex(runs["cell"]).set_axis(runs.index)
-    totals = runs.reindex(columns=["train_time_s", "optimizer_steps"])
-    totals = totals.apply(pd.to_numeric).astype(float)
-    mean = (totals["train_time_s"] / totals["optimizer_steps"]).where(
-        figures["step_time_s"].notna()
+    names = (*_CONTEXT, *FACTORS, "global_batch_size", "hardware")
+    identifiers = [name for name in names if name in runs]
+    groups = cost_groups(cells) if groups is None else groups
+    total_s, steps = (
+        pd.to_numeric(column_of(runs, name)).astype(float)
+        for name in ("train_time_s", "optimizer_steps")
     )
-    columns = [groups, runs[identifiers], figures[names], mean.rename("mean_step_time_s")]
-    table: pd.DataFrame = pd.concat(columns, axis=1).reset_index(drop=True)
-    return table
+    mean = (total_s / steps).where(figures["step_time_s"].notna())
+    return pd.concat(
+        [
+            groups.reindex(runs["cell"]).set_axis(runs.index),
+            runs[identifiers],
+            figures[[*MEMORY_PHASES, "step_time_s", *TIME_PARTS]],
+            mean.rename("mean_step_time_s"),
+        ],
+        axis=1,
+    ).reset_index(drop=True)
 
 
 def is_sharded(runs: pd.DataFrame) -> bool:
     """Tell whether any of some runs had an engine that cuts parameters, gradients or moments."""
-    settings = runs.reindex(columns=["engine.name", "engine.zero_stage"])
-    stage = pd.to_numeric(settings["engine.zero_stage"]).fillna(0)
-    return bool((settings["engine.name"].eq("fsdp") | stage.gt(0)).any())
+    stage = pd.to_numeric(column_of(runs, "engine.zero_stage"))
+    return bool((column_of(runs, "engine.name").eq("fsdp") | stage.gt(0)).any())
 
 
 def one_group(
@@ -94,9 +98,8 @@ def one_group(
     """Check a table of one group, and keep the rows that have one of the figures."""
     rows = check(table, "a cost table", (*FACTORS, *needed), others)
     if "group" in table.columns and table["group"].nunique(dropna=False) > 1:
-        msg = (
+        raise AnalysisError(
             "a cost model is of one machine, model and setting, and the table mixes several values "
             "of `group`; fit each alone, as table[table['group'] == 0]"
         )
-        raise AnalysisError(msg)
     return rows[rows.reindex(columns=[*needed, *others]).notna().any(axis=1)].reset_index(drop=True)

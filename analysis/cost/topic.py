@@ -26,6 +26,8 @@ _MAX_GROUPS = 6
 """Groups in text and figures; the table has all."""
 _PARTS = ("value", "low", "high", "unit", "method", "definition", "note")
 """Of an estimate, as columns."""
+_PEAK = "peak_allocated_gib"
+"""The peak of all phases, which is shown where there is no other."""
 Row = dict[str, object]
 _TERMS = {
     "fixed_gib": "memory, fixed",
@@ -39,17 +41,29 @@ _TERMS = {
 }
 
 
-def cost_section(cells: Cells) -> Section | None:
-    """Fit the cost models of every group of comparable runs; None where no figure was measured."""
+def memory_models(cells: Cells) -> dict[int, MemoryModel]:
+    """Fit memory in each group of `cost_groups` that has a figure of it."""
+    models = {}
+    for group, runs in cost_table(cells).groupby("group"):
+        with suppress(AnalysisError):
+            is_cut = is_sharded(cells.runs[cells.runs["cell"].isin(runs["cell"])])
+            models[int(str(group))] = fit_memory(runs, is_sharded=is_cut)
+    return models
+
+
+def cost_section(cells: Cells, models: Mapping[int, MemoryModel] | None = None) -> Section | None:
+    """Fit the cost models of every group of comparable runs; None where no figure was measured.
+
+    `models` are the `memory_models` of the cells, where they are there already.
+    """
+    models = memory_models(cells) if models is None else models
     table = cost_table(cells)
     terms, scaled, answer = list[Row](), list[pd.DataFrame](), list[str]()
     charts, headlines = list[Chart](), dict[str, Estimate]()
     for group, runs in table.groupby("group"):
         label, number = str(runs["group_label"].iloc[0]), int(str(group))
         suffix, texts, of_group = f"_{number}" if label else "", list[str](), dict[str, Estimate]()
-        with suppress(AnalysisError):
-            is_cut = is_sharded(cells.runs[cells.runs["cell"].isin(runs["cell"])])
-            memory = fit_memory(runs, is_sharded=is_cut)
+        if (memory := models.get(number)) is not None:
             for name, fit in memory.phases.items():
                 terms += _terms(label, MEMORY_PHASES[name], fit.estimates, fit.cells)
             limit = memory.phases[memory.limiting[-1]].estimates
@@ -66,10 +80,7 @@ def cost_section(cells: Cells) -> Section | None:
             terms += _terms(label, "optimizer step", times.estimates, times.cells)
             parts = [times.estimates[name] for name in ("micro_step_fixed_s", "per_sample_s")]
             texts.append(_parted("a micro-step's time", *parts))
-            error = times.cells["left_out_error_pct"].abs().max()
-            if pd.notna(error):
-                off = f"is off by up to {error:.2g} %"
-                texts.append(f"A cell's step time, predicted from the other cells, {off}.")
+            texts += _worst_error(times.cells["left_out_error_pct"].abs().max())
             of_group |= {f"step_{name}{suffix}": e for name, e in times.estimates.items()}
             scaled.append(scaling_efficiency(runs).assign(group=label))
             texts += _most_devices(scaled[-1])
@@ -83,6 +94,11 @@ def cost_section(cells: Cells) -> Section | None:
     if len(efficiency):
         views.append(_scaling(efficiency))
     return Section("What a step costs", answer, views, charts, headlines=headlines)
+
+
+def _worst_error(error_pct: float) -> list[str]:
+    text = f"A cell's step time, predicted from the other cells, is off by up to {error_pct:.2g} %."
+    return [text] if pd.notna(error_pct) else []
 
 
 def _most_devices(efficiency: pd.DataFrame) -> Iterator[str]:
@@ -114,18 +130,16 @@ def _terms(
 def _parted(what: str, fixed: Estimate, slope: Estimate) -> str:
     texts = []
     for estimate in (fixed, slope):
-        choose = memory_scale if estimate.unit == "GiB" else time_scale
-        scale = choose([estimate.value])
-        value, low, high = (
-            end * scale.factor for end in (estimate.value, estimate.low, estimate.high)
-        )
-        scaled = replace(estimate, value=value, low=low, high=high)
-        texts.append(f"{scaled.text()} {scale.unit}" if estimate.is_identified else scaled.text())
+        value = estimate.value
+        scale = memory_scale([value]) if estimate.unit == "GiB" else time_scale([value])
+        ends = {name: getattr(estimate, name) * scale.factor for name in ("value", "low", "high")}
+        unit = f" {scale.unit}" if estimate.is_identified else ""
+        texts.append(replace(estimate, **ends).text() + unit)
     return f"Of {what}, the fixed part is {texts[0]}; the part of a sample is {texts[1]}."
 
 
 def _models(table: pd.DataFrame) -> Table:
-    is_shown = table["phase"].ne(MEMORY_PHASES["peak_allocated_gib"])
+    is_shown = table["phase"].ne(MEMORY_PHASES[_PEAK])
     notes = table["note"].map(lambda n: n.removeprefix(f"{NOT_IDENTIFIED}: "), na_action="ignore")
     return Table(
         "cost_models",
@@ -185,17 +199,16 @@ def _scaling(table: pd.DataFrame) -> Table:
 
 def _memory_chart(model: MemoryModel, suffix: str, label: str) -> Chart | None:
     """Draw memory against the micro-batch by phase, with the fitted lines of one device."""
-    phases = {n: p for n, p in model.phases.items() if n != "peak_allocated_gib"} or model.phases
     micros = model.measured["micro_batch_size"]
     if micros.nunique() < 2:
         return None
+    names = [name for name in model.phases if name != _PEAK] or [_PEAK]
+    phases = {MEMORY_PHASES[name]: model.phases[name] for name in names}
     scale = memory_scale([float(phase.cells["measured"].max()) for phase in phases.values()])
     grid = np.linspace(micros.min(), micros.max(), 60)
     lines, points, looks = [], [], dict[str, Look]()
-    for (name, phase), look in zip(
-        phases.items(), palette(MEMORY_PHASES[n] for n in phases).values(), strict=True
-    ):
-        series = MEMORY_PHASES[name]
+    for series, look in palette(phases).items():
+        phase = phases[series]
         fitted = [phase.at(1, float(micro), 1).value * scale.factor for micro in grid]
         line = pd.DataFrame({"micro_batch_size": grid, "memory": fitted})
         lines.append(line.assign(series=series))

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cost.memory_model import MemoryModel
+from batchscape.analysis.cost.linear import welch
+from batchscape.analysis.cost.model import outside
 from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.decisions.multiplicity import pair_quantile
@@ -35,7 +36,6 @@ from batchscape.analysis.decisions.to_target import (
     step_times,
     steps_by_batch,
     time_to_target,
-    welch,
 )
 from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.numbers import significant
@@ -71,22 +71,18 @@ def own_learning_rate(candidates: pd.DataFrame, chosen: Mapping[Any, Any]) -> st
 def failures_that_count(
     basis: Basis, memory_gib: float, devices: int | None = None
 ) -> list[Geometry]:
-    """Return the geometries out of memory that a device of `memory_gib` must respect."""
+    """Return the geometries out of memory that a device of `memory_gib` must respect.
 
-    def counts_here(failed: int) -> bool:
-        """A failure counts on as many devices or more where each holds the whole model.
-
-        Where the model is sharded, it counts on as many devices or fewer.
-        """
-        if devices is None:
-            return True
-        return devices <= failed if basis.is_sharded else failed <= devices
-
+    On `devices` of them a failure counts if it was on as many or fewer, where each holds the whole
+    model; where the model is sharded, if it was on as many or more.
+    """
+    sign = -1 if basis.is_sharded else 1
     return [
         cut
         for cut in basis.out_of_memory
         # A comparison with NaN is false: where either memory is unknown, the failure counts.
-        if counts_here(cut[0]) and not memory_gib > memory_of_device(basis, None, cut[0])
+        if (devices is None or sign * cut[0] <= sign * devices)
+        and not memory_gib > memory_of_device(basis, None, cut[0])
     ]
 
 
@@ -122,24 +118,13 @@ def candidates_of(basis: Basis, max_devices: int, memory_gib: float | None = Non
     times = step_times(basis.step_time_table, geometries, basis.step_time)
     rows = time_to_target(steps, times)
     cuts = pd.MultiIndex.from_frame(rows[list(FACTORS)])
-    timed = (
-        basis.step_time_table.dropna(subset="step_time_s")
-        .groupby(list(FACTORS))["is_recorded"]
-        .all()
-    )
-    is_recorded = timed.reindex(cuts, fill_value=False).to_numpy(dtype=bool)
+    timed = basis.step_time_table.dropna(subset="step_time_s").groupby(list(FACTORS))
+    is_recorded = timed["is_recorded"].all().reindex(cuts, fill_value=False).to_numpy(dtype=bool)
     rows["derived"] = rows["source"].eq("measured") & rows["n_seeds"].gt(0) & ~is_recorded
     rows["rates_tried"] = basis.rates_tried
-    memory_rows = [
-        _memory(
-            basis,
-            (int(devices), int(micro), int(accumulation)),
-            memory_of_device(basis, memory_gib, int(devices)),
-        )
-        for devices, micro, accumulation in rows[list(FACTORS)].to_numpy()
-    ]
     columns = ["memory_gib", "memory_source", "memory_beyond", "fits"]
-    rows = pd.concat([rows, pd.DataFrame(memory_rows, columns=columns, index=rows.index)], axis=1)
+    memory = [_memory(basis, cut, memory_of_device(basis, memory_gib, cut[0])) for cut in cuts]
+    rows = rows.join(pd.DataFrame(memory, columns=columns, index=rows.index))
     # A prediction must not push a measured geometry off the front.
     is_counted = (rows["source"] == "measured") & rows["fits"]
     rows["on_front"] = pareto_front(rows["time_s"].where(is_counted), rows["device_hours"])
@@ -191,11 +176,8 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: i
         same_cut, 0.0, pair_quantile(max(n_compared, 2), degrees) * np.sqrt(variance)
     )
     # A cut that was timed once has no degrees of freedom.
-    time_degrees = candidates["time_degrees"].fillna(0)
-    time_units = time_degrees.clip(
-        upper=0 if math.isnan(chosen["time_degrees"]) else chosen["time_degrees"]
-    )
-    units = time_units + 1
+    chosen_degrees = 0 if math.isnan(chosen["time_degrees"]) else chosen["time_degrees"]
+    units = candidates["time_degrees"].fillna(0).clip(upper=chosen_degrees) + 1
     seeds = candidates["n_seeds"].clip(upper=chosen["n_seeds"])
     cancel = same_batch & paired["degrees"].eq(math.inf)
     units = units.where(cancel, units.clip(upper=seeds))
@@ -220,19 +202,12 @@ def _steps_apart(
     """Return mean, variance and degrees of freedom of the paired difference of logarithms."""
     if steps == other_steps:
         return 0.0, 0.0, math.inf
-    shared = [key for key in steps if key in other_steps]
-    with np.errstate(invalid="ignore"):
-        differences = np.array([steps[key] for key in shared]) - np.array(
-            [other_steps[k] for k in shared]
-        )
-    n = len(differences)
-    if n == 0 or not np.isfinite(differences).all():
+    shared = [step - other_steps[key] for key, step in steps.items() if key in other_steps]
+    n = len(shared)
+    if not n or not np.isfinite(shared).all():
         return math.nan, math.nan, math.nan
-    return (
-        float(differences.mean()),
-        float(differences.var(ddof=1)) / n if n > 1 else math.nan,
-        n - 1.0,
-    )
+    variance = float(np.var(shared, ddof=1)) / n if n > 1 else math.nan
+    return float(np.mean(shared)), variance, n - 1.0
 
 
 def _steps(basis: Basis) -> pd.DataFrame:
@@ -260,39 +235,29 @@ def _geometries(batches: Iterable[int], measured: pd.DataFrame, max_devices: int
     """Cut each batch by measured micro-batches and powers of two, on up to `max_devices`."""
     powers = {2**power for power in range(21)}
     micros = powers | set(measured["micro_batch_size"].astype(int))
-    device_counts = {n for n in powers | {max_devices} if n <= max_devices}
-    device_counts |= {n for n in measured["data_parallel_size"].astype(int) if n <= max_devices}
+    counts = powers | {max_devices} | set(measured["data_parallel_size"].astype(int))
     return [
         (devices, micro, batch // (devices * micro))
         for batch in map(int, batches)
-        for devices in sorted(device_counts)
+        for devices in sorted(counts)
         for micro in sorted(micros)
-        if batch % (devices * micro) == 0
+        if devices <= max_devices and batch % (devices * micro) == 0
     ]
 
 
 def _memory(basis: Basis, geometry: Geometry, limit: float) -> tuple[float, str, str, bool]:
     model = basis.memory
     devices, micro, accumulation = geometry
-    failed = any(
-        m <= micro and (a > 1) <= (accumulation > 1)
-        for _, m, a in failures_that_count(basis, limit, devices)
-    )
+    failures = failures_that_count(basis, limit, devices)
+    failed = any(m <= micro and (a > 1) <= (accumulation > 1) for _, m, a in failures)
     if model is None:
         return math.nan, "unknown", "", not failed
     value = model.largest.get(geometry, math.nan)
     source, beyond = "measured", ""
     if math.isnan(value):
-        value = _upper(model, geometry)
+        peak = model.peak(*geometry)
+        value = peak.value if math.isnan(peak.high) else peak.high
         source = "predicted" if math.isfinite(value) else "unknown"
-        value = value if math.isfinite(value) else math.nan
-        beyond = "; ".join(model.beyond(*geometry))
+        beyond = "; ".join(outside(model.measured, *geometry))
     needed = value * (1 + MEMORY_MARGIN)
     return needed, source, beyond, not failed and not needed > limit
-
-
-def _upper(model: MemoryModel, geometry: Geometry) -> float:
-    peak = model.peak(*geometry)
-    if not peak.is_identified:
-        return math.inf
-    return peak.value if math.isnan(peak.high) else peak.high

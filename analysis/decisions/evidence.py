@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +24,10 @@ from batchscape.analysis.cost.table import (
 )
 from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.horizons.runs import runs_by_horizon, without_shorter_horizons
+from batchscape.analysis.joins import column_of
+from batchscape.analysis.learning_rate.aim import STEPS
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
+from batchscape.analysis.learning_rate.optimum import best_learning_rates
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
 from batchscape.errors import AnalysisError
@@ -64,6 +69,8 @@ class Basis:
     """Rows of `Cells.runs` behind it."""
     same_sweeps: pd.DataFrame = field(default_factory=pd.DataFrame)
     """All runs of their sweeps."""
+    fitted_memory: MemoryModel | None = None
+    """The memory model, where it is there already."""
 
     @property
     def target_loss(self) -> float:
@@ -92,10 +99,9 @@ class Basis:
         table = self.table.assign(is_recorded=False)
         if self.reaches is None:
             return table
-        names = ["time_to_target_s", "steps_to_target", "mean_step_time_s"]
-        figures = table.reindex(columns=names).apply(pd.to_numeric).astype(float)
-        to_target = figures["time_to_target_s"] / figures["steps_to_target"]
-        mean = figures["mean_step_time_s"].fillna(table["step_time_s"])
+        names = ("time_to_target_s", "steps_to_target", "mean_step_time_s")
+        time, steps, mean = (pd.to_numeric(column_of(table, n)).astype(float) for n in names)
+        to_target, mean = time / steps, mean.fillna(table["step_time_s"])
         cuts = [table[name] for name in FACTORS]
         n, n_timed = (figure.groupby(cuts).transform("count") for figure in (to_target, mean))
         is_recorded = n.gt(0) & (n.ge(FEWEST) | n.eq(n_timed))
@@ -105,18 +111,16 @@ class Basis:
     @cached_property
     def memory(self) -> MemoryModel | None:
         """The memory model; None where no run has a figure."""
-        try:
-            return fit_memory(self.table, is_sharded=self.is_sharded)
-        except AnalysisError:
-            return None
+        with suppress(AnalysisError):
+            return self.fitted_memory or fit_memory(self.table, is_sharded=self.is_sharded)
+        return None
 
     @cached_property
     def step_time(self) -> StepTimeModel | None:
         """The step-time model; None where no run has a valid time."""
-        try:
+        with suppress(AnalysisError):
             return fit_step_time(self.step_time_table)
-        except AnalysisError:
-            return None
+        return None
 
 
 def gather(dirs: list[Path], target_loss: float | None = None) -> list[Basis]:
@@ -154,8 +158,9 @@ def gather(dirs: list[Path], target_loss: float | None = None) -> list[Basis]:
         bases = [replace(basis, warnings=[left_out, *basis.warnings]) for basis in bases]
     if not bases:
         counts = ", ".join(f"{n} {s}" for s, n in cells.runs["status"].value_counts().items())
-        msg = f"a recommendation needs completed runs, and of these none is: {counts}"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            f"a recommendation needs completed runs, and of these none is: {counts}"
+        )
     return bases
 
 
@@ -164,69 +169,69 @@ def bases_of(
     tables: Tables,
     target_loss: float | None = None,
     reaches: pd.DataFrame | None = None,
+    models: Mapping[int, MemoryModel] | None = None,
 ) -> list[Basis]:
-    """Sort runs by model, machine and settings; `reaches` spares computing them again."""
-    note = None
+    """Sort runs by model, machine and settings.
+
+    `reaches`, and `models` (`memory_models`), spare computing them again.
+    """
+    notes: list[str] = []
     if reaches is None or reaches.empty:
-        reaches, note = _reaches(cells, tables, target_loss)
-    table = cost_table(cells)
+        reaches, notes = _reaches(cells, tables, target_loss)
     groups = cost_groups(cells)
-    loss_parts = [(0, "", tuple(cells.table.index))]
+    loss_groups = pd.DataFrame({"label": [""], "cells": [tuple(cells.table.index)]})
     if reaches is not None:
         loss_groups = curve_groups(cells)
-        numbers = loss_groups.index.astype(int)
-        loss_parts = list(zip(numbers, loss_groups["label"], loss_groups["cells"], strict=True))
-    # What never completed, such as a version of one's model that failed, has nothing to say.
-    completed_cells = set(cells.runs.loc[cells.runs["status"].eq("completed"), "cell"])
     bases = []
-    for number in sorted(table["group"].unique()):
-        group_table = table[table["group"] == number]
-        group_cells = set(groups.index[groups["group"] == number])
-        groups_here = [
-            (group, label)
-            for group, label, members in loss_parts
-            if group_cells & completed_cells & set(members)
-        ]
-        for group, label in groups_here:
-            group_reaches = None if reaches is None else reaches[reaches["group"] == group]
-            names = [
-                str(group_table["group_label"].iloc[0]),
-                str(label) if len(groups_here) > 1 else "",
-            ]
-            runs = cells.runs[cells.runs["cell"].isin(group_cells)]
-            text = ", ".join(filter(None, names))
-            basis = _basis_of(text, group_table, group_reaches, runs, [note] if note else [])
-            bases.append(replace(basis, same_sweeps=cells.runs))
+    # What never completed, such as a version of one's model that failed, has nothing to say.
+    for number, table in cost_table(cells, groups).groupby("group"):
+        runs = cells.runs[cells.runs["cell"].isin(groups.index[groups["group"].eq(number)])]
+        is_here = [bool(table["cell"].isin(of).any()) for of in loss_groups["cells"]]
+        labels = loss_groups["label"][is_here]
+        for group, label in labels.items():
+            names = [str(table["group_label"].iloc[0]), str(label) if len(labels) > 1 else ""]
+            basis = _basis_of(
+                ", ".join(filter(None, names)),
+                table,
+                None if reaches is None else reaches[reaches["group"].eq(int(str(group)))],
+                runs,
+                notes,
+            )
+            memory = (models or {}).get(int(str(number)))
+            bases.append(replace(basis, same_sweeps=cells.runs, fitted_memory=memory))
     return bases
 
 
 def _reaches(
     cells: Cells, tables: Tables, target_loss: float | None
-) -> tuple[pd.DataFrame | None, str | None]:
+) -> tuple[pd.DataFrame | None, list[str]]:
+    """Return steps to the target, and why there are none."""
+    why: object = "no target was reached by every batch"
     try:
-        curves = curves_of(cells, tables)
         targets = None if target_loss is None else [target_loss]
-        reaches = steps_to_target(curves, targets)
+        reaches = steps_to_target(curves_of(cells, tables), targets)
     except AnalysisError as error:
         if target_loss is not None:
             raise
-        return None, f"steps to a target are not identified: {error}"
-    if reaches.empty:
-        return None, "steps to a target are not identified: no target was reached by every batch"
-    return reaches, None
+        why = error
+    else:
+        if len(reaches):
+            return reaches, []
+    return None, [f"steps to a target are not identified: {why}"]
 
 
 def more_than_tensors(runs: pd.DataFrame) -> list[str]:
     """Warn where the memory limit counts a process and the figures count its tensors."""
-    columns = ["peak_taken_gib", "peak_allocated_gib"]
-    peaks = runs.reindex(columns=columns).apply(pd.to_numeric).astype(float)
-    times = float((peaks["peak_taken_gib"] / peaks["peak_allocated_gib"]).max())
-    if not times > 1:
-        return []
-    return [
+    taken, allocated = (
+        pd.to_numeric(column_of(runs, name)).astype(float)
+        for name in ("peak_taken_gib", "peak_allocated_gib")
+    )
+    times = (taken / allocated).max()
+    text = (
         f"memory is that of tensors, and the limit counts all that a process takes, here up to "
-        f"{times:.2g} times as much: beyond what was measured, less fits than predicted",
-    ]
+        f"{times:.2g} times as much: beyond what was measured, less fits than predicted"
+    )
+    return [text] if times > 1 else []
 
 
 def _basis_of(
@@ -234,16 +239,18 @@ def _basis_of(
     table: pd.DataFrame,
     reaches: pd.DataFrame | None,
     runs: pd.DataFrame,
-    warnings: list[str],
+    notes: Sequence[str],
 ) -> Basis:
-    target_warnings = list[str]()
-    is_program = bool(runs.reindex(columns=["engine.name"])["engine.name"].eq(PROGRAMS).any())
+    warnings, target_warnings = [*notes], list[str]()
+    is_program = bool(column_of(runs, "engine.name").eq(PROGRAMS).any())
     if reaches is not None and len(reaches):
         hardest, target_warnings = _at_hardest_target(reaches)
+        rated = hardest[hardest["learning_rate"].notna()]
+        optima = best_learning_rates(rated, STEPS) if len(rated) else None
         # Of one global batch nothing is compared that a learning rate could favour.
         several = hardest["global_batch_size"].nunique() > 1
-        untuned = tuning_warning(hardest) if several else None
-        reaches = at_best_learning_rate(hardest)
+        untuned = tuning_warning(hardest, optima) if several else None
+        reaches = at_best_learning_rate(hardest, optima=optima)
         # The runs of all cuts at the chosen learning rates; `reaches` has one run a trajectory.
         keys, names = ["global_batch_size", "learning_rate"], ["sweep_dir", "run_id"]
         rates = reaches[[*keys, "tuned", "edge", "n_learning_rates"]].drop_duplicates()
@@ -252,27 +259,26 @@ def _basis_of(
         reached = all_cuts[all_cuts["outcome"].eq("reached")].astype(dict.fromkeys(names, object))
         recorded = reached[[*names, "steps_to_target", "time_to_target_s"]]
         table = table.merge(recorded, on=names, how="left")
-        warnings = [*warnings, *([untuned] if untuned else [])]
+        warnings += filter(None, [untuned])
         target_warnings += _without_target(reaches)
         reaches = _one_rate(all_cuts if is_program else reaches)
     memory_gib = device_memory(runs)
-    if runs.reindex(columns=[LIMITED])[LIMITED].notna().any() and not math.isnan(memory_gib):
-        warnings = [
-            *warnings,
+    if column_of(runs, LIMITED).notna().any() and not math.isnan(memory_gib):
+        warnings += [
             f"these runs had a device of {memory_gib:g} GiB, emulated by device.memory_limit_gib, "
             "and this is what fits it; for a larger device give --memory-gib",
             *more_than_tensors(runs),
         ]
     oom = runs.loc[runs["status"].eq("oom"), list(FACTORS)].dropna().drop_duplicates()
+    host_gib = pd.to_numeric(column_of(runs, "environment.memory_gib"))
     on_cpu = runs["device_type"].eq("cpu").all()
-    memory = pd.to_numeric(runs.reindex(columns=["environment.memory_gib"]).iloc[:, 0])
-    optimizers = runs.reindex(columns=["optimizer.name"]).iloc[:, 0].dropna().unique()
+    optimizers = column_of(runs, "optimizer.name").dropna().unique()
     return Basis(
         label=label,
         table=table,
         reaches=reaches if reaches is not None and len(reaches) else None,
         optimizer=str(optimizers[0]) if len(optimizers) == 1 else None,
-        host_memory_gib=float(memory.min()) if on_cpu else np.nan,
+        host_memory_gib=float(host_gib.min()) if on_cpu else math.nan,
         device_memory_gib=memory_gib,
         out_of_memory=[(int(d), int(m), int(a)) for d, m, a in oom.to_numpy()],
         is_sharded=is_sharded(runs),
@@ -310,14 +316,11 @@ def _one_rate(reaches: pd.DataFrame) -> pd.DataFrame:
 
 def _without_target(reaches: pd.DataFrame) -> list[str]:
     """Warn of global batches without the target."""
-    target = f"{reaches['target_loss'].iloc[0]:.4g}"
-    by_batch = reaches.groupby("global_batch_size")
-    reached = reaches["outcome"].eq("reached").groupby(reaches["global_batch_size"]).any()
-    warnings = []
-    for batch in reached.index[~reached]:
-        batch_runs = by_batch.get_group(batch)
-        warnings.append(
-            f"no run of global batch {batch} reached a held-out loss of {target} ("
-            f"{count_text(len(batch_runs), 'run')}): it is left out of the choice"
-        )
-    return warnings
+    outcomes = reaches["outcome"].eq("reached").groupby(reaches["global_batch_size"])
+    return [
+        f"no run of global batch {batch} reached a held-out loss of "
+        f"{reaches['target_loss'].iloc[0]:.4g} ({count_text(len(reached), 'run')}): it is left out "
+        "of the choice"
+        for batch, reached in outcomes
+        if not reached.any()
+    ]

@@ -28,18 +28,12 @@ def pareto_chart(candidates: pd.DataFrame, label: str, name: str, table: str) ->
     rows = candidates[np.isfinite(candidates["time_s"]) & candidates["fits"].astype(bool)]
     if len(rows) < 2:
         return None
-    is_derived = rows["derived"].astype(bool)
-    is_measured, is_beyond = rows["source"].eq("measured"), rows["beyond"].ne("")
-    kinds = np.select(
-        [is_measured & ~is_derived, is_measured], ["measured", "derived"], "predicted"
-    )
+    rows = rows[rows["source"].eq("measured") | rows["beyond"].eq("")]
     rows = rows.assign(
-        series=kinds,
+        series=rows["source"].mask(rows["derived"].astype(bool), "derived"),
         geometry=list(map(geometry_text, rows.to_dict("records"))),
-        time_s_low=rows["time_low_s"],
-        time_s_high=rows["time_high_s"],
-    ).drop(columns=["device_hours_low", "device_hours_high"])
-    rows = rows[is_measured | ~is_beyond]
+    ).rename(columns={"time_low_s": "time_s_low", "time_high_s": "time_s_high"})
+    rows = rows.drop(columns=["device_hours_low", "device_hours_high"])
     front = rows[rows["on_front"].astype(bool)].sort_values("time_s")
     chosen = rows[rows["recommended"].astype(bool)].drop(columns="series")
     line = front[["time_s", "device_hours"]]

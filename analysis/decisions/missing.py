@@ -36,9 +36,21 @@ def missing_evidence(basis: Basis) -> list[str]:
     n_seeds = runs["seed"].nunique()
     if n_seeds >= FEWEST or (basis.reaches is None and n_times >= FEWEST):
         return missing
+    few_text = f"Not identified: how {varying_text}: {too_few(n_seeds, 'seeds')}."
+    return [*missing, f"{few_text} {_more_seeds(basis)}".rstrip()]
+
+
+def settled_by(basis: Basis, chosen: pd.Series[Any], unit: str) -> str:
+    """Say which command gives a geometry the units, `run` or `seed`, that it has too few of."""
+    is_chosen = (basis.table[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
+    has_seeds = basis.table.loc[is_chosen, "seed"].nunique() >= FEWEST
+    remedy = measured_again(basis) if has_seeds and unit == "run" else _more_seeds(basis)
+    return remedy or f"{FEWEST} seeds with valid times settle it."
+
+
+def _more_seeds(basis: Basis) -> str:
     command = seeds_command(basis.runs, range(FEWEST))
-    remedy = f" The same sweep with more seeds settles it: {command}" if command else ""
-    return [*missing, f"Not identified: how {varying_text}: {too_few(n_seeds, 'seeds')}.{remedy}"]
+    return f"The same sweep with more seeds settles it: {command}" if command else ""
 
 
 def measured_next(basis: Basis, compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,17 @@ from batchscape.analysis.decisions.missing import (
     measured_again,
     measured_next,
     missing_evidence,
+    settled_by,
 )
 from batchscape.analysis.estimates import FEWEST
 from batchscape.errors import AnalysisError
 from batchscape.geometry import BatchGeometry
+from batchscape.text import count_text
 
 _JSON_COLUMNS = (
     *("global_batch_size", "learning_rate", "time_s", "time_low_s", "time_high_s"),
     *("device_hours", "device_hours_low", "device_hours_high"),
-    *("memory_gib", "source", "on_front", "fits", "beyond", "derived"),
+    *("n_seeds", "n_runs", "memory_gib", "source", "on_front", "fits", "beyond", "derived"),
 )
 """Columns of a geometry that JSON carries, beside its factors."""
 _COMPARISON_COLUMNS = ("times_slower", "times_slower_low", "times_slower_high", "times_dearer")
@@ -54,13 +57,11 @@ class Needs:
 
     def __post_init__(self) -> None:
         if self.devices is not None and self.devices < 1:
-            msg = f"devices must be at least 1, got {self.devices}"
-            raise AnalysisError(msg)
+            raise AnalysisError(f"devices must be at least 1, got {self.devices}")
         for name in ("memory_gib", "deadline_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                msg = f"{name} must be above zero and finite, got {value:g}"
-                raise AnalysisError(msg)
+                raise AnalysisError(f"{name} must be above zero and finite, got {value:g}")
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class Recommendation:
     one."""
     chosen: pd.Series[Any] | None = None
     """Its row of `candidates`; None where no time is known, and so no geometry is named."""
+    is_recommended: bool = True
+    """Whether enough runs and seeds stand behind it; else it was the fastest in those there are."""
     reasons: list[str] = field(default_factory=list)
     """The recipe's five steps, as carried out here; without a geometry none."""
     regret: list[str] = field(default_factory=list)
@@ -116,6 +119,7 @@ class Recommendation:
             "headline": self.headline,
             "target_loss": _json_value(self.target_loss),
             "geometry": None if cut is None else dict(zip(FACTORS, cut, strict=True)),
+            "is_recommended": self.geometry is not None and self.is_recommended,
             "not_identified": self.why_not,
             **{name: _json_value(row.get(name)) for name in _JSON_COLUMNS},
             "reasons": self.reasons,
@@ -134,7 +138,7 @@ def recommend(basis: Basis, needs: Needs) -> Recommendation:
     """Choose the geometry to use.
 
     Among cells that were measured and fit, the fastest to the target; with a deadline, the
-    cheapest whose upper end meets it. Of cuts of one global batch on as many devices that the
+    cheapest that meets it (`_ends`). Of cuts of one global batch on as many devices that the
     data do not tell apart, the largest micro-batch is taken. Predicted geometries are chosen only
     where no measured one fits, and those beyond the measured range last. Where no geometry that
     fits has a time, none is named: samples alone would always favour the smallest global batch.
@@ -150,14 +154,13 @@ def recommend(basis: Basis, needs: Needs) -> Recommendation:
     if not rows["fits"].any():
         raise AnalysisError(*paragraphs_of("nothing", _why_nothing_fits(rows, basis, needs)))
     pool, kind = _pool(rows)
-    is_memory_unknown = math.isnan(memory_of_device(basis, None, 1))
     facts: dict[str, Any] = {
         "target": basis.target_loss,
         "fewest": FEWEST,
         "devices": devices,
         "measured_devices": measured_devices,
         "kind": kind,
-        "is_memory_unknown": is_memory_unknown
+        "is_memory_unknown": math.isnan(memory_of_device(basis, None, 1))
         and needs.memory_gib is not None
         and basis.out_of_memory,
     }
@@ -173,28 +176,32 @@ def recommend(basis: Basis, needs: Needs) -> Recommendation:
         headline = f"Which geometry to use is {why_not}"
         no_rows = rows.iloc[:0]
         return Recommendation(basis.label, headline, warnings, missing, no_rows, why_not=why_not)
-    chosen, deadline_facts = _choose(pool, needs.deadline_s)
+    chosen, facts_of_deadline = _choose(pool, needs.deadline_s)
     compared = compare_with(rows, chosen, len(pool)).drop(columns="steps_log_of")
     compared = compared.sort_values("time_s", ignore_index=True)
     facts |= {
         "chosen": chosen.to_dict(),
         "deadline_s": needs.deadline_s,
-        **deadline_facts,
-        **_facts_of_choice(basis, chosen),
+        **facts_of_deadline,
+        **_facts_of_choice(basis, chosen, pool),
         **_facts_of_others(compared, chosen),
         "memory_gib": memory_of_device(basis, needs.memory_gib, chosen["data_parallel_size"]),
     }
-    deadline_warnings = paragraphs_of("deadline", facts) if needs.deadline_s is not None else []
+    texts = {
+        part: paragraphs_of(part, facts)
+        for part in ("headline", "deadline", "reasons", "regret", "costliest")
+    }
     return Recommendation(
         label=basis.label,
-        headline=paragraphs_of("headline", facts)[0],
-        warnings=[*warnings, *deadline_warnings],
+        headline=texts["headline"][0],
+        warnings=[*warnings, *texts["deadline"]],
         missing=[*measured_next(basis, compared, chosen), *missing],
         candidates=compared,
         chosen=chosen,
-        reasons=paragraphs_of("reasons", facts),
-        regret=paragraphs_of("regret", facts),
-        costliest=paragraphs_of("costliest", facts),
+        is_recommended=not facts["few_units"],
+        reasons=texts["reasons"],
+        regret=texts["regret"],
+        costliest=texts["costliest"],
         target_loss=basis.target_loss,
     )
 
@@ -209,98 +216,113 @@ def _pool(rows: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 
 
 def _why_nothing_fits(rows: pd.DataFrame, basis: Basis, needs: Needs) -> dict[str, Any]:
-    smallest = rows.sort_values("memory_gib", kind="stable").head(1).to_dict("records")
-    devices = [row["data_parallel_size"] for row in smallest] or [1]
+    smallest = _first(rows.sort_values("memory_gib", kind="stable"))
+    devices = smallest["data_parallel_size"] if smallest else 1
     return {
         "devices": needs.devices,
-        "smallest": smallest[0] if smallest else None,
-        "limit_gib": memory_of_device(basis, needs.memory_gib, devices[0]),
+        "smallest": smallest,
+        "limit_gib": memory_of_device(basis, needs.memory_gib, devices),
         "failed": ", ".join(" x ".join(map(str, cut)) for cut in basis.out_of_memory),
     }
 
 
-def _choose(
-    pool: pd.DataFrame, deadline_s: float | None
-) -> tuple[pd.Series[Any], dict[str, object]]:
-    """Choose the fastest; with a deadline, the cheapest that is sure to meet it. Return facts, too.
+def _choose(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any], dict[str, Any]]:
+    """Choose the fastest; with a deadline, the cheapest that meets it. Return facts, too.
 
     Of cuts that are not significantly slower than it, the one of the largest micro-batch is taken.
     """
-    order = ["time_s", "data_parallel_size", "micro_batch_size"]
-    best = pool.sort_values(order, ascending=[True, False, False]).iloc[0]
     limit = -math.inf if deadline_s is None else deadline_s
-    safe_rows = pool[pool["time_high_s"].le(limit) & pool["n_seeds"].gt(0)]
-    cheaper_rows = pool.iloc[:0]
-    if len(safe_rows):
-        order = ["device_hours", *order]
-        best = safe_rows.sort_values(order, ascending=[True, True, False, False]).iloc[0]
-        cheaper_rows = pool[
-            pool["device_hours"].lt(best["device_hours"]) & pool["time_high_s"].isna()
-        ]
+    rows = pool.assign(end_s=_ends(pool))
+    meets = rows["end_s"].le(limit) & rows["n_seeds"].gt(0)
+    order = ["time_s", "data_parallel_size", "micro_batch_size"]
+    fastest = rows.sort_values(order, ascending=[True, False, False]).iloc[:1]
+    order = ["device_hours", *order]
+    cheapest = rows[meets].sort_values(order, ascending=[True, True, False, False])
+    best = (cheapest if meets.any() else fastest).iloc[0]
     shared = ["global_batch_size", "data_parallel_size", "source"]
-    cuts = compare_with(pool[(pool[shared] == best[shared]).all(axis=1)], best, len(pool))
+    cuts = compare_with(rows[(rows[shared] == best[shared]).all(axis=1)], best, len(pool))
     tied_cuts = cuts[cuts["times_slower_low"] <= 1]
     if deadline_s is not None and best["n_seeds"]:
         # Where no time is sure to meet the deadline, none is given away for the recipe.
-        tied_cuts = tied_cuts[tied_cuts["time_high_s"] <= deadline_s]
+        tied_cuts = tied_cuts[tied_cuts["end_s"] <= deadline_s]
     chosen = best
     if len(tied_cuts):
         chosen = tied_cuts.sort_values("micro_batch_size").iloc[-1].reindex(best.index)
-    return chosen, {
-        "meets_deadline": len(safe_rows) > 0,
+    is_cheaper = rows["device_hours"].lt(best["device_hours"]) & rows["time_high_s"].isna()
+    return chosen.drop("end_s"), {
+        "end_s": chosen["end_s"],
+        "meets_deadline": meets.any(),
         "is_tied": chosen.name != best.name,
-        "cheaper": cheaper_rows.to_dict("records"),
+        "cheaper": rows[is_cheaper & ~meets].to_dict("records") if meets.any() else [],
+        "sure": _first(cheapest.dropna(subset="time_high_s")),
     }
 
 
-def _facts_of_choice(basis: Basis, chosen: pd.Series[Any]) -> dict[str, object]:
+def _ends(rows: pd.DataFrame) -> pd.Series[float]:
+    """Return what times to the target are held against a deadline by.
+
+    That is the upper end of the interval. A measured time of fewer than `FEWEST` units has none:
+    it is taken to spread, as one run does, as widely as any of those with an interval.
+    """
+    units = rows[["n_runs", "n_seeds"]].max(axis=1)
+    reach = np.log(rows["time_high_s"] / rows["time_s"]) * np.sqrt(units)
+    widest = np.exp(reach[np.isfinite(reach)].max())
+    return rows["time_high_s"].fillna(rows["time_s"].where(rows["n_runs"] > 0) * widest)
+
+
+def _facts_of_choice(basis: Basis, chosen: pd.Series[Any], pool: pd.DataFrame) -> dict[str, object]:
     """Return what is said of the chosen geometry alone."""
     reaches = pd.DataFrame() if basis.reaches is None else basis.reaches
     tuning = reaches.reindex(columns=["global_batch_size", "tuned", "edge"])
     tuning = tuning[tuning["global_batch_size"].eq(chosen["global_batch_size"])]
+    units = {"run": int(chosen["n_runs"])}
+    if pool["global_batch_size"].nunique() > 1 and chosen["n_seeds"]:
+        # Cuts of one global batch share its steps, whatever the number of seeds.
+        units["seed"] = int(chosen["n_seeds"])
+    unit, n = min(units.items(), key=itemgetter(1))
+    is_too_few = chosen["source"] == "measured" and n < FEWEST
     return {
+        "few_units": count_text(n, unit) if is_too_few else "",
+        "n": n,
+        "remedy": settled_by(basis, chosen, unit) if is_too_few else "",
         "margin": f"{MEMORY_MARGIN:.0%}",
         "derived": DERIVED,
         "optimizer": basis.optimizer,
-        "rule": "linear" if basis.optimizer == "sgd" else "sqrt",
         "is_tuned": len(tuning) > 0 and tuning["tuned"].eq(True).all(),
         "is_edge": tuning["edge"].eq(True).any(),
-        "seeds": "seed" if chosen["n_seeds"] == 1 else "seeds",
     }
 
 
 def _facts_of_others(compared: pd.DataFrame, chosen: pd.Series[Any]) -> dict[str, object]:
     """Return what is said of the other geometries beside the chosen one."""
     is_chosen = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
-    other_rows = compared[compared["source"].eq("measured") & compared["fits"] & ~is_chosen]
-    other_rows = other_rows.sort_values("times_slower", kind="stable")
-    low, high = other_rows["times_slower_low"], other_rows["times_slower_high"]
-    has_time, is_compared = (
-        np.isfinite(other_rows["time_s"]),
-        np.isfinite(other_rows["times_slower"]),
-    )
-    has_other_devices = other_rows["data_parallel_size"].ne(chosen["data_parallel_size"])
-    has_other_devices &= other_rows["global_batch_size"].eq(chosen["global_batch_size"])
+    others = compared[compared["source"].eq("measured") & compared["fits"] & ~is_chosen]
+    others = others.sort_values("times_slower", kind="stable")
+    low, high = others["times_slower_low"], others["times_slower_high"]
+    has_time, has_ratio = np.isfinite(others["time_s"]), np.isfinite(others["times_slower"])
+    few = others[has_time & low.isna()]
+    is_elsewhere = others["data_parallel_size"].ne(chosen["data_parallel_size"])
+    is_elsewhere &= others["global_batch_size"].eq(chosen["global_batch_size"])
     is_cheaper = compared["on_front"] & compared["fits"] & (compared["times_dearer"] < 1 - 1e-9)
-
-    def first(rows: pd.DataFrame) -> dict[Any, Any] | None:
-        return next(iter(rows.head(1).to_dict("records")), None)
-
     return {
         "rate": own_learning_rate(compared, chosen.to_dict()),
         "is_to_target": is_to_target(compared),
         "rivals": has_time.any(),
-        "untold": other_rows[has_time & low.le(1) & high.ge(1)].to_dict("records"),
-        "few": other_rows[has_time & low.isna()].to_dict("records"),
-        "few_n": f"{other_rows.loc[has_time & low.isna(), 'times_slower_n'].max():.0f}",
-        "elsewhere": first(other_rows[has_other_devices & is_compared]),
-        "slowest": first(other_rows[is_compared].iloc[::-1]),
-        "some_missed": other_rows["time_s"].eq(math.inf).any(),
-        "rival": first(other_rows.loc[low.dropna().sort_values(kind="stable").index]),
+        "untold": others[has_time & low.le(1) & high.ge(1)].to_dict("records"),
+        "few": few.to_dict("records"),
+        "few_n": f"{few['times_slower_n'].max():.0f}",
+        "elsewhere": _first(others[is_elsewhere & has_ratio]),
+        "slowest": _first(others[has_ratio].iloc[::-1]),
+        "some_missed": others["time_s"].eq(math.inf).any(),
+        "rival": _first(others.loc[low.dropna().sort_values(kind="stable").index]),
         "lost_pct": 100 * (1 - low.min()),
-        "uncompared": other_rows[low.isna()].to_dict("records"),
-        "cheapest": first(compared[is_cheaper].nsmallest(1, "times_dearer")),
+        "uncompared": others[low.isna()].to_dict("records"),
+        "cheapest": _first(compared[is_cheaper].nsmallest(1, "times_dearer")),
     }
+
+
+def _first(rows: pd.DataFrame) -> dict[Any, Any] | None:
+    return next(iter(rows.head(1).to_dict("records")), None)
 
 
 def _json_value(value: object) -> object:

@@ -36,7 +36,9 @@ def show_recommendation(console: Console, recommendation: Recommendation) -> Non
     if recommendation.label:
         console.print(f"For {recommendation.label}:")
     has_geometry = recommendation.geometry is not None
-    console.print(recommendation.headline, soft_wrap=not has_geometry)
+    console.print(
+        recommendation.headline, soft_wrap=bool(split_command(recommendation.headline)[1])
+    )
     for warning in recommendation.warnings:
         console.print(f"Warning: {warning}")
     parts = {
@@ -66,15 +68,12 @@ def show_recommendation(console: Console, recommendation: Recommendation) -> Non
 
 def candidates_table(candidates: pd.DataFrame, max_rows: int, name: str, title: str) -> Table:
     """Show the candidates that fit, measured ones first; extrapolated ones for want of others."""
-    has_time = candidates["fits"].to_numpy(bool) & candidates["time_s"].notna().to_numpy()
-    near = has_time & candidates["beyond"].eq("").to_numpy()
-    order = pd.DataFrame(
-        {"guess": candidates["source"].ne("measured").to_numpy(), "time": candidates["time_s"]}
-    )
-    order = order.reset_index(drop=True)[near if near.any() else has_time]
-    rows = order.sort_values(["guess", "time"], kind="stable").index[:max_rows].tolist()
-    visible = candidates.iloc[rows]
-    n_hidden = int(has_time.sum()) - len(rows)
+    has_time = candidates["fits"] & candidates["time_s"].notna()
+    is_near = has_time & candidates["beyond"].eq("")
+    listed = candidates.assign(is_guess=candidates["source"].ne("measured"))
+    listed = listed[is_near if is_near.any() else has_time]
+    visible = listed.sort_values(["is_guess", "time_s"], kind="stable").head(max_rows)
+    n_hidden = has_time.sum() - len(visible)
     records = candidates.to_dict("records")
     seeds = [f"{row['n_reached']:.0f} of {row['n_seeds']:.0f}" for row in records]
     to_target = is_to_target(visible)
@@ -102,7 +101,7 @@ def candidates_table(candidates: pd.DataFrame, max_rows: int, name: str, title: 
             Column("times_slower", "", "", 3, "times_slower_low", "times_slower_high"),
             Column("on_front", "front", words={True: "yes", False: ""}),
         ],
-        rows,
+        visible.index.tolist(),
         notes=[
             *([_TO_TARGET] if to_target else ["Time of a step: geometric mean over runs."]),
             *([f"{DERIVED}."] if visible["derived"].any() else []),

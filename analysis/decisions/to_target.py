@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from batchscape.analysis.cost.linear import welch
+from batchscape.analysis.cost.model import outside
 from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.estimates import FEWEST, t_reach
-
-Floats = NDArray[np.float64]
 
 
 def steps_by_batch(
@@ -70,7 +70,7 @@ def steps_by_batch(
             "steps_log": logs.mean() if all_reached else math.nan,
             "steps_log_variance": logs.var(ddof=1) / n if has_variance else math.nan,
             "steps_degrees": n - 1.0 if has_variance else math.nan,
-            "steps_log_of": dict(zip(runs[name], logs, strict=True)),
+            "steps_log_of": dict(zip(runs[name], logs.tolist(), strict=True)),
             "learning_rate": runs["learning_rate"].iloc[0],
             "outcomes": ", ".join(f"{v} {k}" for k, v in runs["outcome"].value_counts().items()),
             "run_ids": ";".join(sorted(map(str, runs["run_id"].dropna()))),
@@ -171,18 +171,6 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def welch(parts: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats, Floats]:
-    """Add up independent variances with their degrees of freedom; the sum has Welch's."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        variances, degrees = (
-            np.array(np.broadcast_arrays(*column), dtype=float)
-            for column in zip(*parts, strict=True)
-        )
-        total, shares = variances.sum(axis=0), (variances**2 / degrees).sum(axis=0)
-        # No spread at all, as of times that agree exactly, leaves no degrees to share out.
-        return total, np.where(shares > 0, total**2 / shares, degrees.min(axis=0))
-
-
 def pareto_front(time: pd.Series[float], cost: pd.Series[float]) -> NDArray[np.bool_]:
     """Tell which rows no other row beats in both.
 
@@ -231,7 +219,7 @@ def _predict(model: StepTimeModel, geometry: Geometry) -> tuple[object, ...] | N
         variance, degrees = predicted.variance / predicted.value**2, predicted.degrees
         if 2 * t_reach(math.sqrt(variance), degrees) > math.log(WIDEST):
             return None
-    beyond = "; ".join(model.beyond(*geometry))
+    beyond = "; ".join(outside(model.cells, *geometry))
     return math.log(predicted.value), variance, degrees, "predicted", beyond
 
 

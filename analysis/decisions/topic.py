@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
+from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.evidence import Basis, bases_of
 from batchscape.analysis.decisions.figures import pareto_chart
@@ -28,10 +30,13 @@ _DEFINITION = (
 
 
 def decision_section(
-    cells: Cells, tables: Tables, reaches: pd.DataFrame | None = None
+    cells: Cells,
+    tables: Tables,
+    reaches: pd.DataFrame | None = None,
+    models: Mapping[int, MemoryModel] | None = None,
 ) -> Section | None:
-    """Recommend a geometry for every group of comparable runs."""
-    bases = bases_of(cells, tables, reaches=reaches)
+    """Recommend a geometry for every group of comparable runs; `models` as for `bases_of`."""
+    bases = bases_of(cells, tables, reaches=reaches, models=models)
     parts = [_section_of(*number_and_basis) for number_and_basis in enumerate(bases[:_MAX_GROUPS])]
     if len(bases) > _MAX_GROUPS:
         command = ["batchscape", "recommend", *map(str, cells.runs["sweep_dir"].unique())]
@@ -77,13 +82,13 @@ def _section_of(number: int, basis: Basis) -> Section:
         section,
         tables=[table] if table.positions else [],
         pictures=[] if picture is None else [picture],
-        headlines=_headlines(recommendation.chosen, basis, suffix),
+        headlines=_headlines(recommendation.chosen, basis, suffix)
+        if recommendation.is_recommended and basis.reaches is not None
+        else {},
     )
 
 
 def _headlines(chosen: pd.Series[Any], basis: Basis, suffix: str) -> dict[str, Estimate]:
-    if basis.reaches is None:
-        return {}
     method = "logarithms of steps (over seeds) and step time (over runs) added, t-interval"
     quantities = {"time_to_target": ("time{}_s", "s"), "device_hours": ("device_hours{}", "h")}
     return {
@@ -110,8 +115,8 @@ def _with_run_names(recommendation: Recommendation, basis: Basis) -> pd.DataFram
     table = table.join(names, on=list(FACTORS))
     measured = table["source"].eq("measured")
     table[names.columns] = table[names.columns].where(measured, "").fillna("")
-    table["recommended"] = (table[list(FACTORS)] == list(recommendation.geometry or ())).all(axis=1)
-    return table.assign(level=LEVEL)
+    is_chosen = (table[list(FACTORS)] == list(recommendation.geometry or ())).all(axis=1)
+    return table.assign(recommended=is_chosen & recommendation.is_recommended, level=LEVEL)
 
 
 def _joined(names: pd.Series[Any]) -> str:

@@ -135,11 +135,10 @@ def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
     try:
         server = _PageServer((_ADDRESS, port), _Handler)
     except (OSError, OverflowError) as error:
-        msg = (
+        raise ConfigError(
             f"port {port} of {_ADDRESS} cannot be had ({error}); leave out --port, and a free one "
             "is taken"
-        )
-        raise ConfigError(msg) from None
+        ) from None
     with server:
         server.snapshot = _Snapshot(0, _state(overviews), _status_text(overviews))
         Thread(target=server.serve_forever, daemon=True).start()

@@ -181,14 +181,14 @@ def analyze(
 def _refuse_unfit(read: ForeignTable, targets: Sequence[float] | None, crossing: Crossing) -> None:
     """Refuse what a table of this kind cannot answer."""
     if targets is not None and read.kind == "final losses":
-        msg = "the table has one loss a run, and steps to a target need curves: leave --target out"
-        raise AnalysisError(msg)
+        raise AnalysisError(
+            "the table has one loss a run, and steps to a target need curves: leave --target out"
+        )
     if crossing != "sustained" and read.kind != "curves":
-        msg = (
+        raise AnalysisError(
             f"--crossing={crossing} says when a loss curve reaches a target, and the table is one "
             f"of {read.kind}: leave --crossing out"
         )
-        raise AnalysisError(msg)
 
 
 def _unequal_lengths(runs: pd.DataFrame) -> str | None:
@@ -223,11 +223,10 @@ def _reaches(
     absent = [target for target in targets if target not in recorded]
     if absent:
         texts = ", ".join(f"{target:g}" for target in recorded) or "unknown"
-        msg = (
+        raise AnalysisError(
             f"the table has the steps to targets {texts}, and to no other; given {absent[0]:g}; a "
             "table of loss curves has those to any target"
         )
-        raise AnalysisError(msg)
     return read.table[read.table["target_loss"].isin(targets)].reset_index(drop=True), ()
 
 

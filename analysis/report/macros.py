@@ -29,11 +29,10 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 def macro_name(name: str) -> str:
     r"""Turn `batch_size20` into `bsBatchSizeTwoZero`: commands hold letters only."""
     if not _NAME.fullmatch(name):
-        msg = (
+        raise AnalysisError(
             f"the name of a headline consists of letters, digits and underscores and begins with "
             f"a letter, as in critical_batch_size; got {name!r}"
         )
-        raise AnalysisError(msg)
     spelled = re.sub("[0-9]", lambda digit: f"_{_WORDS[int(digit[0])]}_", name)
     return "bs" + "".join(part[:1].upper() + part[1:] for part in spelled.split("_"))
 
@@ -62,12 +61,11 @@ def macros(headlines: Mapping[str, Estimate], warnings: Sequence[str] = ()) -> s
         for ending, text in _texts(estimate).items():
             command = macro_name(name) + ending
             if command in owners:
-                msg = (
+                raise AnalysisError(
                     f"two headlines give the command \\{command}: {owners[command]} and {name}; "
                     "they need names that differ in more than case, underscores and endings such "
                     "as _low"
                 )
-                raise AnalysisError(msg)
             owners[command] = name
             lines.append(rf"\newcommand{{\{command}}}{{{text}}}")
     lines += ["", "% What is identified, estimate with interval, n; for a tabular of columns llr."]

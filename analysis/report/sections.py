@@ -177,8 +177,9 @@ def section_contents(
     }
     for kind, named in names.items():
         if repeated := [name for name, count in Counter(named).items() if count > 1]:
-            msg = f"every {kind} of a report has a name of its own, but not {list_text(repeated)}"
-            raise AnalysisError(msg)
+            raise AnalysisError(
+                f"every {kind} of a report has a name of its own, but not {list_text(repeated)}"
+            )
     # A paper counts no warnings: they stand on the page, beside what they weaken.
     answers = [text for section in sections for text in _short(section)][:_SENTENCES]
     texts = paper_texts(sections, answers=answers, methods=methods, with_charts=with_charts)

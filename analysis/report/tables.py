@@ -266,9 +266,8 @@ def comparison_figures(names: Sequence[str] | None) -> Sequence[str]:
     choices.insert(choices.index("samples_per_s") + 1, _RATIO)
     for name in names or ():
         if name not in choices:
-            msg = (
+            raise ConfigError(
                 f"--columns takes figures of the comparison, but {name!r} is none"
                 f"{suggest(name, choices)}"
             )
-            raise ConfigError(msg)
     return choices if names is None else list(dict.fromkeys(names))

@@ -15,8 +15,9 @@ from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.topic import claims_section
 from batchscape.analysis.comparing.topic import comparing_section
 from batchscape.analysis.cost.frontier_topic import frontier_section
+from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.predicted import predicted_section
-from batchscape.analysis.cost.topic import cost_section
+from batchscape.analysis.cost.topic import cost_section, memory_models
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.engines.topic import engines_section
 from batchscape.analysis.equivalence.topic import equivalence_section
@@ -69,6 +70,11 @@ class Material:
     def by_horizon(self) -> tuple[pd.DataFrame, dict[int, str]]:
         """The runs that end with their budget, by horizon, and labels of their groups."""
         return runs_by_horizon(self.cells)
+
+    @cached_property
+    def memory(self) -> dict[int, MemoryModel]:
+        """The memory models of the cells, by group of equal cost."""
+        return memory_models(self.cells)
 
     @cached_property
     def noise(self) -> pd.DataFrame:
@@ -208,14 +214,16 @@ def _targets(material: Material) -> Section | None:
 TOPICS: Mapping[str, Callable[[Material], Section | None]] = {
     "Completed runs": lambda m: _none_completed(m.cells),
     "Search": lambda m: search_section(m.cells),
-    "Which geometry to use": lambda m: decision_section(m.longest, m.tables, m.reaches),
+    "Which geometry to use": lambda m: decision_section(
+        m.longest, m.tables, m.reaches, m.memory if m.longest is m.cells else None
+    ),
     "Update frequency against convergence": _tradeoff,
     "Batches that grow on the way": lambda m: branches_section(m.cells, m.tables.steps),
     "Claims": lambda m: claims_section(
         Evidence(m.longest, m.tables.steps, m.tables.evals, m.tables.ranks, m.reaches)
     ),
     "Decompositions": lambda m: equivalence_section(m.longest, m.tables, m.reaches),
-    "What a step costs": lambda m: cost_section(m.cells),
+    "What a step costs": lambda m: cost_section(m.cells, m.memory),
     "Where memory ends": lambda m: frontier_section(m.cells),
     "Predicted against measured": lambda m: predicted_section(m.cells),
     "Learning rate": lambda m: (

@@ -126,8 +126,7 @@ def write_report(
         If a target is no number, or was met before the training began.
     """
     if not sweep_dirs:
-        msg = "a report needs at least one sweep folder"
-        raise RecordError(msg)
+        raise RecordError("a report needs at least one sweep folder")
     comparison_figures(columns)
     out = SweepFolder(sweep_dirs[0]).report if out is None else out
     # Texts as objects: Arrow's are made for more rows than a table here has, and take longer.

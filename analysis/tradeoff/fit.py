@@ -221,19 +221,16 @@ def fit_tradeoff(
     arXiv:2410.21676, for the overhead (there 20 % above batch size 256).
     """
     if form is not None and form not in FORMULAS:
-        msg = f"form must be one of {', '.join(FORMULAS)}, got {form!r}"
-        raise AnalysisError(msg)
+        raise AnalysisError(f"form must be one of {', '.join(FORMULAS)}, got {form!r}")
     if not 0 < overhead < math.inf:
-        msg = (
+        raise AnalysisError(
             f"overhead is a fraction above zero, such as 0.2 for 20 % more samples, got {overhead}"
         )
-        raise AnalysisError(msg)
     if reference_batch_size is not None and not 0 < reference_batch_size < math.inf:
-        msg = (
+        raise AnalysisError(
             "reference_batch_size counts samples and must be above zero, got "
             f"{reference_batch_size}"
         )
-        raise AnalysisError(msg)
     measurements = measure(reaches)
     sizes = measurements.batches
     reference = reference_batch_size or (sizes.min() if len(sizes) else math.nan)

@@ -184,24 +184,23 @@ def _checked(rows: pd.DataFrame) -> pd.DataFrame:
     for name, what in (("group", "group of settings"), ("target_loss", "target")):
         if column_of(rows, name).nunique(dropna=False) > 1:
             values = ", ".join(map(str, rows[name].unique()[:5]))
-            msg = f"a trade-off is fitted for one {what} at a time; {name} has {values}: select one"
-            raise AnalysisError(msg)
+            raise AnalysisError(
+                f"a trade-off is fitted for one {what} at a time; {name} has {values}: select one"
+            )
     for size, rates in column_of(rows, "learning_rate").groupby(rows["global_batch_size"]):
         if rates.nunique() > 1:
             listed = ", ".join(f"{rate:g}" for rate in sorted(rates.dropna().unique()))
-            msg = (
+            raise AnalysisError(
                 f"one learning rate a batch size is compared; batch size {size:g} has {listed}: "
                 "choose one for each, for instance with at_best_learning_rate"
             )
-            raise AnalysisError(msg)
     twice = rows[rows.duplicated(["global_batch_size", "seed"])]
     if len(twice):
         size, seed = twice.iloc[0][["global_batch_size", "seed"]]
-        msg = (
+        raise AnalysisError(
             f"seed {seed} appears more than once at batch size {size:g}: repeats of a run are not "
             "independent; give one row a run, or trajectory_id so that repeats can be dropped"
         )
-        raise AnalysisError(msg)
     reached = np.isfinite(rows["steps_to_target"])
     if "outcome" in rows:
         reached &= rows["outcome"].eq("reached")

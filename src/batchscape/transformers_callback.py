@@ -27,8 +27,9 @@ from batchscape.recorder import RUN_DIR_VARIABLE, Recorder
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
-    message = f"BatchscapeCallback needs transformers ({error}): pip install 'batchscape[hf]'"
-    raise ConfigError(message) from None
+    raise ConfigError(
+        f"BatchscapeCallback needs transformers ({error}): pip install 'batchscape[hf]'"
+    ) from None
 
 __all__ = ["BatchscapeCallback"]
 

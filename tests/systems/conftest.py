@@ -176,13 +176,13 @@ def timed(swept: Swept) -> Cells:
 
 
 def check_recommendation(swept: Swept, geometries: str) -> None:
-    """Check that a geometry that ran is recommended, with the time to a loss."""
+    """Check that a geometry that ran is named, with the time to a loss."""
     code, printed = batchscape(swept.folder, "recommend", str(swept.folder))
     # On a busy machine the times of too few cuts may count.
     assert code == 0 or "a valid time" in printed, printed
     decided = decision_section(timed(swept), swept.tables)
     assert decided is not None
-    assert re.search(rf"Use ({geometries}) = 8 ", decided.answer[0])
+    assert re.search(rf"({geometries}) = 8 \(devices", decided.answer[0])
     assert any("s [" in text or "to a held-out loss" in text for text in decided.answer)
     # A cut that did not run has no curve.
     ran = swept.tables.runs.query("status == 'completed'")

@@ -1003,3 +1003,19 @@ def test_a_ratio_between_unequal_micro_batches_is_not_that_of_the_batch(
     assert verdict.verdict == "not identified"
     assert verdict.effect.low < 1 < verdict.effect.high < 3.18
     assert "global batch 128 against 32" in verdict.effect.definition
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_sweep_of_one_micro_batch_is_asked_for_another_and_not_for_seeds(world, seeds):
+    table = world()
+    for seed in range(seeds):
+        for cut in ((1, 8, 1), (1, 8, 4)):
+            command = {"launch.command": "batchscape sweep sweeps=mine"}
+            table.run(cut, seed, peak_allocated_gib=1.0, **command)
+    verdict = judged("memory-follows-micro", table.evidence())
+    assert verdict.verdict == "not identified"
+    assert verdict.explanation.startswith(
+        "Along the micro-batch, nothing can be compared: the claim needs two micro-batches at one "
+    )
+    assert (verdict.settle, verdict.is_own) == (verdict.claim.settle, False)
+    assert "micro_batch_size=8,32" in verdict.settle

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from batchscape.analysis.cost.memory_model import MEMORY_TERMS, fit_memory
+from batchscape.analysis.cost.model import outside
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import fit_step_time
 from batchscape.analysis.numbers import TIMES
@@ -66,8 +67,8 @@ def test_memory_of_more_cells_has_intervals_of_no_width_where_the_form_is_exact(
     assert slope.n == len(MANY)
     new = model.peak(2, 64, 2)
     assert new.high == pytest.approx(0.5 + 1.28 + 0.1 + 0.07)
-    assert model.beyond(2, 64, 2) == ["micro-batch 64 (measured: 2 to 32)"]
-    assert model.beyond(2, 8, 2) == []
+    assert outside(model.measured, 2, 64, 2) == ["micro-batch 64 (measured: 2 to 32)"]
+    assert outside(model.measured, 2, 8, 2) == []
 
 
 def test_a_term_is_not_identified_where_its_factor_does_not_vary():

@@ -172,17 +172,46 @@ def test_a_deadline_takes_the_cheapest_that_meets_it():
     assert any("SURE TO MEET THE DEADLINE" in text for text in never.warnings)
 
 
-def test_a_cheaper_geometry_whose_time_has_no_interval_is_named():
-    basis = evidence([(1, 8, 4), (1, 32, 1)])
-    table = basis.table
-    lone = table["micro_batch_size"].eq(32) & table["seed"].gt(0)
-    table.loc[lone, "step_time_s"] = math.nan
-    recommendation = recommend(basis, Needs(deadline_s=1e5))
-    assert recommendation.geometry == (1, 8, 4)
-    (warning,) = [text for text in recommendation.warnings if "deadline" in text]
-    assert warning.startswith(
-        "1 x 32 x 1 may take fewer device-hours, but its time has no interval"
+def test_a_deadline_takes_a_cheaper_cut_timed_once_if_its_time_may_spread_so_far():
+    """The other cut, three times as slow, has an interval, whose reach is that of one run."""
+    basis = untimed(
+        evidence([(1, 1, 32), (1, 32, 1)], steps={32: STEPS[32]}, noise=0.02),
+        lambda table: table["micro_batch_size"].eq(32) & table["seed"].gt(0),
     )
+    rows = candidates_of(basis, 1).set_index("micro_batch_size")
+    slow, fast = rows.loc[1], rows.loc[32]
+    assert math.isnan(fast["time_high_s"])
+    end = fast["time_s"] * (slow["time_high_s"] / slow["time_s"]) ** math.sqrt(3)
+    assert end < slow["time_s"]
+    relaxed = recommend(basis, Needs(deadline_s=1.01 * slow["time_high_s"]))
+    assert relaxed.geometry == (1, 32, 1)
+    assert "was the cheapest within the deadline in its 1 run, to reach" in relaxed.headline
+    assert any("if it spreads as widely as any that has one" in text for text in relaxed.reasons)
+    (warning,) = [text for text in relaxed.warnings if "deadline" in text]
+    assert warning.startswith(
+        "1 x 32 x 1 is not sure to meet the deadline: its time has no interval (n = 1). The "
+        "cheapest that is sure to is 1 x 1 x 32, with"
+    )
+    # It alone meets this one.
+    alone = recommend(basis, Needs(deadline_s=1.001 * end))
+    assert alone.geometry == (1, 32, 1)
+    assert not any("The cheapest that is sure" in text for text in alone.warnings)
+    tight = recommend(basis, Needs(deadline_s=0.999 * end))
+    assert any("SURE TO MEET THE DEADLINE" in text for text in tight.warnings)
+
+
+def test_a_cheaper_cut_timed_once_that_may_miss_the_deadline_is_named():
+    """Two devices meet it and have an interval; one is cheaper, and hardly in time."""
+    basis = untimed(
+        evidence([(1, 32, 1), (2, 16, 1)], steps={32: STEPS[32]}, noise=0.02),
+        lambda table: table["micro_batch_size"].eq(32) & table["seed"].gt(0),
+    )
+    one = candidates_of(basis, 1).set_index("micro_batch_size").loc[32]
+    recommendation = recommend(basis, Needs(deadline_s=1.001 * one["time_s"]))
+    assert recommendation.geometry == (2, 16, 1)
+    (warning,) = [text for text in recommendation.warnings if "deadline" in text]
+    assert warning.startswith("1 x 32 x 1 may take fewer device-hours, but its time of ")
+    assert "(n = 1) has no interval" in warning
     assert not any("deadline" in text for text in recommend(basis, Needs()).warnings)
 
 
@@ -466,3 +495,83 @@ def test_two_times_quote_no_end_and_say_what_three_would_settle():
     carried = recommendation.as_mapping()
     assert carried["time_high_s"] is None
     assert all(row["times_slower_low"] in {None, 1.0} for row in carried["candidates"])
+
+
+def untimed(made, is_untimed):
+    """The evidence without the times of some runs."""
+    times = made.table["step_time_s"].mask(is_untimed(made.table))
+    return replace(made, table=made.table.assign(step_time_s=times))
+
+
+def of_one_seed(made):
+    """The evidence of the first seed, with runs whose command is known."""
+    table = made.table[made.table["seed"].eq(0)]
+    runs = table.assign(
+        status="completed",
+        timing_valid=True,
+        timing_note=None,
+        cell=0,
+        **{"sweep_dir": "out/mine", "launch.command": "batchscape sweep sweeps=mine"},
+    )
+    return replace(made, table=table, runs=runs, same_sweeps=runs)
+
+
+def test_one_run_commands_nothing_and_says_what_would_settle_it():
+    cuts = [(1, 8, 4), (1, 32, 1)]
+    one = of_one_seed(evidence(cuts, reaches=None))
+    recommendation = recommend(one, Needs())
+    assert recommendation.geometry == (1, 32, 1)
+    assert recommendation.headline == (
+        "1 x 32 x 1 = 32 (devices x micro-batch x accumulation = global batch) was the fastest in "
+        "its 1 run, but 1 run cannot tell which to use (n = 1); too few seeds or valid times to "
+        "compare it with 1 x 8 x 4 (n = 1). The same sweep with more seeds settles it: batchscape "
+        "sweep sweeps=mine seed=0,1,2 sweep_dir=out/mine"
+    )
+    carried = recommendation.as_mapping()
+    assert (carried["n_runs"], carried["time_high_s"], carried["is_recommended"]) == (
+        1,
+        None,
+        False,
+    )
+    three = recommend(evidence(cuts, reaches=None), Needs())
+    assert three.headline.startswith("Use 1 x 32 x 1 = 32 ")
+
+
+def test_a_cut_timed_once_of_three_seeds_asks_for_times():
+    made = evidence([(1, 8, 4), (1, 32, 1)], steps={32: STEPS[32]})
+    made = untimed(made, lambda table: table["micro_batch_size"].eq(32) & table["seed"].gt(0))
+    is_valid = made.table["step_time_s"].notna()
+    runs = made.table.assign(
+        status="completed",
+        timing_valid=is_valid,
+        cell=made.table["run_id"].str[:4],
+        timing_note=np.where(is_valid, None, "2 runs at the same time"),
+        **{"sweep_dir": "out/mine", "launch.command": "batchscape sweep sweeps=mine"},
+    )
+    headline = recommend(replace(made, runs=runs, same_sweeps=runs), Needs()).headline
+    assert headline.startswith("1 x 32 x 1 = 32 (devices")
+    assert "was the fastest in its 1 run, to reach a held-out loss of 2.5, but 1 run" in headline
+    assert headline.endswith("timing_repeat=1 sweep_dir=out/mine")
+    assert "Times of 2 of 6 completed runs do not count" in headline
+
+
+def test_one_seed_does_not_choose_between_global_batches():
+    steps = {batch: taken[:1] for batch, taken in STEPS.items()}
+    headline = recommend(evidence(steps=steps), Needs()).headline
+    assert "was the fastest in its 1 seed, to reach" in headline
+    # Cuts of one global batch take its steps, whatever seed they are of.
+    one_batch = recommend(evidence([(1, 8, 4), (1, 32, 1)], steps={32: [100.0]}), Needs())
+    assert one_batch.headline.startswith("Use 1 x 32 x 1 = 32 ")
+
+
+def test_a_report_of_one_run_a_cut_recommends_nothing(build):
+    sweep = build()
+    for cut in [(1, 8, 4), (1, 32, 1)]:
+        sweep.run(cut)
+    tables = load(sweep.path)
+    section = decision_section(find_cells(tables.runs), tables)
+    assert "in its 1 run" in section.first_screen[0]
+    assert "cannot tell which to use (n = 1)" in section.first_screen[0]
+    (table,) = section.tables
+    assert not table.frame["recommended"].any()
+    assert section.headlines == {}

@@ -25,7 +25,7 @@ ALLOWED = {
     "settings that are read by their names": """
         equivalence_margin equivalence_margin_steps geometry_pattern""",
     "found by name: in a configuration, by an import path, by `__getattr__`": """
-        AccelerateEngine ByteText DeepSpeedEngine FabricEngine GridSweeper Patients
+        AccelerateEngine ByteText DdpEngine DeepSpeedEngine FabricEngine GridSweeper Patients
         Regressor fsdp_engine __dir__ __getattr__""",
     "called by a library: transformers, Fabric, LitGPT, FSDP, http.server, pytest": """
         BatchscapeCallback _get_train_sampler allocate connect convert_input
@@ -34,7 +34,7 @@ ALLOWED = {
         on_train_end pytest_runtest_logreport set_global_rank set_world_size
         val_dataloader""",
     "read by a library: DeepSpeed, torch, transformers, tokenizers, rich": """
-        allow_tf32 clip_grad decoder grad_scale logging_nan_inf_filter no_wrap num_labels
+        allow_tf32 clip_grad decoder enable_pdl grad_scale logging_nan_inf_filter no_wrap num_labels
         pre_tokenizer use_cache""",
     "parameters that a signature demands": "closure data_parallel_sizes",
     "what a test holds a page to": "STATES",

@@ -162,5 +162,5 @@ def _last_losses(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     # All steps of a run have one batch here.
     means = rows.groupby("run")["loss"].mean().reindex(range(len(runs))).to_numpy()
     losses = np.where(runs["status"].eq("diverged"), math.inf, means)
-    named = runs.assign(loss=losses).drop_duplicates(["block", "global_batch_size"])
-    return named.pivot(index="block", columns="global_batch_size", values="loss")
+    run_losses = runs.assign(loss=losses).drop_duplicates(["block", "global_batch_size"])
+    return run_losses.pivot(index="block", columns="global_batch_size", values="loss")

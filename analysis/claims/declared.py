@@ -107,7 +107,7 @@ def _rises_more(contrasts: Sequence[Contrast], _: float) -> Test:
     """The first half is tested, and the second half says how large it is."""
     half = len(contrasts) // 2
     sides = zip(contrasts[:half], contrasts[half:], strict=True)
-    return some([above(rise, RISE, reported=shown) for rise, shown in sides])
+    return some([above(rise, RISE, reported=size) for rise, size in sides])
 
 
 def _none_is_better(contrasts: Sequence[Contrast], _: float) -> Test:

@@ -102,9 +102,9 @@ def of_rises(context: Context) -> Result | None:
         replace(contrast, bounds_below=is_bound)
         for contrast in ends.compare(runs.assign(value=rises.mask(is_lost_twice)))
     ]
-    shown = [_without_ends(contrast, runs[is_lost], counts, ends.note) for contrast in tested]
+    sizes = [_without_ends(contrast, runs[is_lost], counts, ends.note) for contrast in tested]
     facts = {"counts": counts, "windows": WINDOWS}
-    return Result({"rise": [*tested, *shown]}, facts, note=ends.note)
+    return Result({"rise": [*tested, *sizes]}, facts, note=ends.note)
 
 
 def _without_ends(

@@ -149,8 +149,10 @@ def _fits(cells: pd.DataFrame, logs: _FLOATS) -> tuple[_FLOATS, float]:
     """Fit a surface to each seed, and test whether residuals are larger than seeds scatter."""
     fitted = cells[cells["is_fitted"]]
     x, y = np.log(fitted[list(NAMES)].to_numpy(dtype=float)).T[:, :, None]
-    own = np.equal.outer(fitted["horizon"].to_numpy(), np.unique(cells["horizon"]))
-    design = np.hstack([own, own * x, own * y, x * x / 2, x * y, y * y / 2])
+    is_of_horizon = np.equal.outer(fitted["horizon"].to_numpy(), np.unique(cells["horizon"]))
+    design = np.hstack(
+        [is_of_horizon, is_of_horizon * x, is_of_horizon * y, x * x / 2, x * y, y * y / 2]
+    )
     fits = logs @ np.linalg.pinv(design).T
     residuals = logs - fits @ design.T
     n, mean = len(logs), residuals.mean(axis=0)

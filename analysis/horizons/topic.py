@@ -90,10 +90,10 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
 
 def _published(name: str, exponent: Estimate) -> str:
     """Write which published exponents an interval holds, where there is one."""
-    known = exponent.is_identified and exponent.n >= FEWEST
+    has_interval = exponent.is_identified and exponent.n >= FEWEST
     return " and ".join(
         f"{power} by {source}"
-        + (" inside" if exponent.low <= power <= exponent.high else " outside") * known
+        + (" inside" if exponent.low <= power <= exponent.high else " outside") * has_interval
         for power, source in PUBLISHED[name].items()
     )
 

@@ -76,7 +76,7 @@ def cells_at_best(
 ) -> dict[int, float]:
     """Return the cells at the best rate of their batch (fewest steps, else loss), and the rate."""
     searches = [find_optima(reaches, optima=optima), find_optima(reaches.iloc[:0], finals)]
-    best = [found.best for found in searches if found is not None]
+    best = [optimum.best for optimum in searches if optimum is not None]
     if not best:
         return {}
     keys = ["group", "global_batch_size"]
@@ -143,17 +143,17 @@ def tuning_warning(reaches: pd.DataFrame, optima: pd.DataFrame | None = None) ->
         & ((best["low"] == 0) | np.isposinf(best["high"])),
         "no learning rate took every seed to the target": best["grid_learning_rate"].isna(),
     }
-    found = "; ".join(
+    findings = "; ".join(
         f"at {_batches_text(best, where)}: {text}"
         for text, where in problems.items()
         if where.any()
     )
-    if not found:
+    if not findings:
         return None
     losses = best["target_loss"].dropna().unique()
     aim = f" to reach a loss of {losses[0]:g}" if len(losses) == 1 else ""
     return (
-        f"NOT TUNED EVERYWHERE{aim}: {found}. {effect}. Rates further out or more "
+        f"NOT TUNED EVERYWHERE{aim}: {findings}. {effect}. Rates further out or more "
         "seeds settle it, and so does a search for just that, search.objective=steps_to_target: "
         "the rate of the least loss may be another"
     )

@@ -46,14 +46,14 @@ def learning_rate_section(
     """
     groups = groups or {}
     try:
-        found = find_optima(reaches, finals, optima)
+        optimum = find_optima(reaches, finals, optima)
     except AnalysisError as error:
         if not is_varied(reaches):
             return None
         return Section(_TITLE, answer=["Not identified."], warnings=[str(error)])
-    if found is None:
+    if optimum is None:
         return None
-    table, value, best = found
+    table, value, best = optimum
     untuned = tuning_warning(table, best) if value == STEPS else None
     warnings = [untuned] if untuned else []
     answer: list[str] = []

@@ -82,8 +82,8 @@ def _counted(sentences: Mapping[str, pd.Series[Any]]) -> Iterator[str]:
 def _first(sentences: Sequence[str], what: str, rest: str) -> Iterator[str]:
     """Yield the first sentences, and one that says of how many more `rest` is true."""
     yield from sentences[:_MAX_NAMED]
-    if (left := len(sentences) - _MAX_NAMED) > 0:
-        yield f"{count_text(left, f'more {what} is', f'more {what}s are')} {rest}"
+    if (n_more := len(sentences) - _MAX_NAMED) > 0:
+        yield f"{count_text(n_more, f'more {what} is', f'more {what}s are')} {rest}"
 
 
 def _excluded(damaged: Mapping[str, str], replaced: pd.DataFrame) -> Iterator[str]:
@@ -105,8 +105,10 @@ def _statuses(runs: pd.DataFrame) -> Iterator[str]:
     reasons = runs["reason"].astype(object)
     for status in _ENDED_BADLY:
         ended = runs["status"].eq(status)
-        told = zip(runs.loc[ended, "run_id"], reasons[ended].fillna("no reason"), strict=True)
-        sentences = [f"{run_id} is {status}: {reason}." for run_id, reason in told]
+        reason_of_run = zip(
+            runs.loc[ended, "run_id"], reasons[ended].fillna("no reason"), strict=True
+        )
+        sentences = [f"{run_id} is {status}: {reason}." for run_id, reason in reason_of_run]
         yield from _first(sentences, "run", f"{status}; tables/runs.csv has them all.")
     noted = runs[runs["status"].eq("completed") & runs["reason"].notna()]
     for reason, ids in noted.groupby("reason")["run_id"]:

@@ -175,8 +175,8 @@ def section_contents(
         "figure": [chart.name for chart in charts],
         "headline": [name for section in sections for name in section.headlines],
     }
-    for kind, named in names.items():
-        if repeated := [name for name, count in Counter(named).items() if count > 1]:
+    for kind, kind_names in names.items():
+        if repeated := [name for name, count in Counter(kind_names).items() if count > 1]:
             raise AnalysisError(
                 f"every {kind} of a report has a name of its own, but not {list_text(repeated)}"
             )

@@ -508,14 +508,16 @@ def _refuse_mixed_units(rows: pd.DataFrame) -> None:
     steps, samples = "steps_to_target", "samples_to_target"
     if "loss" in rows:
         steps, samples = "optimizer_step", "samples"
-    given, batch = column_of(rows, samples), rows["global_batch_size"]
+    sample_counts, batch = column_of(rows, samples), rows["global_batch_size"]
     expected = column_of(rows, steps) * batch
-    is_off = (given - expected).abs().gt(_SAME_UNIT * expected + batch) & np.isfinite(given)
+    is_off = (sample_counts - expected).abs().gt(_SAME_UNIT * expected + batch) & np.isfinite(
+        sample_counts
+    )
     if is_off.any():
         row = is_off.idxmax()
         raise AnalysisError(
             f"{samples} is {steps} times global_batch_size; row {row + 1} has "
-            f"{given[row] / max(expected[row], 1.0):.4g} times "
+            f"{sample_counts[row] / max(expected[row], 1.0):.4g} times "
             "that. Is one of them in tokens, or counted a device? Give all in samples and "
             f"optimizer steps, or leave {samples} out"
         )

@@ -90,8 +90,8 @@ def compose(
             raise
         raise ConfigError(_message(error)) from None
     if shows_settings:
-        shown = redact_json(yaml.safe_load(output.getvalue()))
-        sys.stdout.write(outgoing("\n".join(explained(shown)) + "\n"))
+        plain_settings = redact_json(yaml.safe_load(output.getvalue()))
+        sys.stdout.write(outgoing("\n".join(explained(plain_settings)) + "\n"))
         return None
     if len(grids) != 1 or not isinstance(grids[0], SweepCells):
         raise ConfigError(

@@ -217,8 +217,8 @@ def _running_text(run: ActiveRun) -> str:
     # A program may log no loss.
     loss = "" if row.get("loss") is None else f"  loss {row['loss']:.4f}"
     left_s = remaining_s(row, steps)
-    left = "" if left_s is None else f"  {duration_text(round(left_s))} left"
-    return f"optimizer step {done}/{steps}{loss}{left}"
+    rest = "" if left_s is None else f"  {duration_text(round(left_s))} left"
+    return f"optimizer step {done}/{steps}{loss}{rest}"
 
 
 def _ended_text(status: RunStatus, speed_unit: str | None) -> str:

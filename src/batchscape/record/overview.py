@@ -229,7 +229,7 @@ FAILED_TRIALS = FAULTS - {Status.OOM}
 class TrialCounts:
     """Progress of the trials of a search."""
 
-    asked: int
+    planned: int
     """Number of trials for each study, by the latest command."""
     done: dict[str, int]
     """Number of trials that are over, by study, whatever their outcomes."""
@@ -239,7 +239,7 @@ class TrialCounts:
     @property
     def left(self) -> int:
         """Number of trials that are not over, or not begun."""
-        return sum(max(0, self.asked - done) for done in self.done.values())
+        return sum(max(0, self.planned - done) for done in self.done.values())
 
     @property
     def is_unfinished(self) -> bool:
@@ -271,7 +271,7 @@ def count_trials(sweep: SweepFolder) -> TrialCounts | None:
         grids = read_json_if_there(search.grid_results).get("studies", [])
         trials_by_study = {study["study"]: study["trials"] for study in grids}
         return TrialCounts(
-            asked=int(space["trials"]),
+            planned=int(space["trials"]),
             done=dict(done),
             grid_is_left=int(space["grid_points"]) > 0
             and any(
@@ -412,7 +412,7 @@ def _summary(sweep_overview: Overview) -> Iterator[str]:
         yield f"Trials: {total} of {total + trials.left} done"
         if trials.left:
             for study, done in trials.done.items():
-                yield f"  {study}: {done} of {max(trials.asked, done)}"
+                yield f"  {study}: {done} of {max(trials.planned, done)}"
     if reasons := Counter(run.untimed for run in sweep_overview.runs if run.untimed is not None):
         yield untimed_text(reasons, sweep_overview.counts[Status.COMPLETED])
 

@@ -60,9 +60,9 @@ ConfigStore.instance().store(
 OmegaConf.register_new_resolver("sum", lambda *numbers: sum(numbers), replace=True)
 
 
-def _share(part: float, whole: float) -> float:
+def _share(part: float, total: float) -> float:
     """Return a part of another setting, as an integer where it is one: `${share:0.25,1024}`."""
-    share = part * whole
+    share = part * total
     return round(share) if math.isclose(share, round(share), rel_tol=1e-12) else share
 
 

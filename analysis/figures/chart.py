@@ -112,6 +112,8 @@ class Chart:
     """Further sentences of the caption on a page, which draws more than a paper."""
     tables: Sequence[str] = ()
     """Files of the same numbers."""
+    legend: str = ""
+    """Title of the legend, where its entries need one."""
 
     @cached_property
     def axes(self) -> dict[str, Axis]:

@@ -94,7 +94,7 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
         series |= panel_series
         if len(options) > 1 and chart.panels not in {"x", "y"}:
             title = fill(titles[option], 36).split("\n")
-            panel["title"] = {"text": title, "fontSize": 8, "fontWeight": "normal"}
+            panel["title"] = {"text": title, "fontWeight": "normal"}
         panels.append(panel)
     panels = [
         panel for panel in panels if any(layer["data"].get("values") for layer in panel["layer"])
@@ -102,6 +102,13 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
     columns = 1 if len(panels) < 2 else 2 if len(panels) in {2, 4} else 3
     width = (COLUMN_IN if columns == 1 else PAGE_IN) * _POINTS
     legend = [name for name in map(outgoing, chart.looks) if name in series]
+    drawn_kinds = {
+        layer["mark"]["type"]
+        for panel in panels
+        for layer in panel["layer"]
+        if layer["data"].get("values")
+    }
+    has_symbols = not drawn_kinds.isdisjoint({"point", "bar"})
     for panel in panels:
         _widen_single_values(panel["layer"])
         panel["width"] = (width - 18 * (columns - 1)) / columns - 36
@@ -112,6 +119,8 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
                 if channel["legend"]:
                     # A legend without an entry would be infinitely high.
                     channel["legend"] = {**channel["legend"], "values": legend} if legend else None
+                if name == "shape" and not has_symbols:
+                    channel["scale"]["range"] = ["stroke"] * len(chart.looks)
     names = _names(chart, next(iter(chart.y.columns))) if chart.y.kind == "names" else []
     label_width = max((4 * min(len(str(name)), _LETTERS) for name in names), default=0)
     config = deepcopy(_VEGA["paper"])
@@ -280,7 +289,8 @@ def _by_series(chart: Chart, marks: Marks, channel: str) -> dict[str, Any]:
     if channel not in _OF_LEGEND:
         # Of another domain, so that it does not join the legend, which it would take away.
         scale["domain"] = [*chart.looks, ""]
-    legend = {"symbolOpacity": 1} if channel in _OF_LEGEND else None
+    titled = {"symbolOpacity": 1, "title": outgoing(chart.legend) or None}
+    legend = titled if channel in _OF_LEGEND else None
     return {**source, "type": "nominal", "scale": scale, "legend": legend}
 
 
@@ -316,7 +326,10 @@ class _Panel:
             legend = {name: _by_series(self.chart, series, name) for name in _OF_LEGEND}
             mark = {"type": "point", "size": 0, "opacity": 0}
             layers.append({"data": {"name": "legend"}, "mark": mark, "encoding": legend})
-        return {"layer": layers}
+        if self.chart.z is None:
+            return {"layer": layers}
+        title = {"text": self.chart.z.columns[self.columns["z"]], "fontWeight": "normal"}
+        return {"layer": layers, "title": title}
 
     def _layer(self, n: int) -> dict[str, Any] | None:
         marks, kind = self.chart.marks[n], _VEGA["kinds"][self.chart.marks[n].kind]

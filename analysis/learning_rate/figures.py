@@ -64,6 +64,7 @@ def learning_rate_charts(
             choices=choices,
             panels="group",
             tables=["tables/learning_rate_costs.csv"],
+            legend="global batch",
         ),
         *_optima(best, choices),
     ]

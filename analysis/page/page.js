@@ -43,10 +43,11 @@
         labelFontSize: 12, titleFontSize: 13, titleFontWeight: "normal",
       },
       legend: {
-        orient: "bottom", direction: "horizontal", title: null, labelColor: ink, labelLimit: 500,
-        labelFontSize: 12, symbolSize: 90, columns: Math.max(1, Math.floor(width / (7 * letters + 40))),
+        orient: "bottom", direction: "horizontal", labelColor: ink, labelLimit: 500,
+        titleColor: ink, titleFontWeight: "normal", titleFontSize: 12, labelFontSize: 12, symbolSize: 90, columns: Math.max(1, Math.floor(width / (7 * letters + 40))),
       },
       text: { fontSize: 11 },
+      title: { color: ink, fontSize: 13 },
       aria: false,
     };
   };

@@ -74,7 +74,7 @@ def comparison_table(
     if unshown := cells.dependent_settings():
         definitions.append(f"Also vary, together with settings shown: {', '.join(unshown)}.")
     # A file has the ratio, unless other columns were asked for.
-    unseen = {*comparison_figures(None)} - {*names, *([] if figures else [_RATIO])}
+    unseen = {*comparison_figures(None)} - {*names, *([_RATIO] if figures is None else [])}
     ends = {_RATIO: ("", "_low", "_high", "_n")}
     hidden = [f"{name}{end}" for name in unseen for end in ends.get(name, _ENDS)]
     return Table(

@@ -70,8 +70,10 @@ def recognise(table: pd.DataFrame, columns: Mapping[str, str]) -> tuple[pd.DataF
         matches = [column for column in matches if column not in theirs_of.values()]
         if name in names:
             matches = [names[name]]
-        if name == "run" and len({pd.factorize(table[n])[0].tobytes() for n in matches}) == 1:
-            del matches[1:]  # Each tells the same runs apart.
+        if name == "run" and len(matches) > 1:
+            codes = {pd.factorize(table[column])[0].tobytes() for column in matches}
+            if len(codes) == 1:
+                del matches[1:]  # Each tells the same runs apart.
         is_optional = name in _NOT_NEEDED or (name == "samples" and "optimizer_step" in theirs_of)
         if len(matches) == 1:
             theirs_of[name] = matches[0]

@@ -109,7 +109,8 @@ def at_common_target(
     head = runs[keys].assign(number=number)
     merged = reaches.merge(head, on=keys)
     number, target = merged.pop("number"), merged["target_loss"]
-    n_reached = merged["outcome"].eq("reached").groupby([number, target]).transform("sum")
-    is_common = n_reached.eq(number.map(head["number"].value_counts()))
+    reached = merged["outcome"].eq("reached").groupby([number, target])
+    n_runs = number.map(head["number"].value_counts())
+    is_common = reached.transform("all") & reached.transform("size").eq(n_runs)
     lowest = target.where(is_common).groupby(number).transform("min")
     return merged[target.eq(lowest)].reset_index(drop=True)

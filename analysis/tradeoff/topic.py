@@ -188,8 +188,8 @@ def _facts(group: GroupFits) -> dict[str, Any]:
 
 
 def _falls(fit: TradeoffFit) -> str:
-    """Say what larger batches save at both ends of what was measured; empty without a fit."""
-    if not fit.is_fitted:
+    """Say what larger batches save at both ends of what was measured; empty without a good fit."""
+    if not fit.is_fitted or fit.misfit:
         return ""
     sizes, steps = (fit.batches[name].tolist() for name in ("global_batch_size", "fitted_steps"))
     first, last = (significant(steps[place] / steps[place + 1], 3) for place in (0, -2))

@@ -384,6 +384,12 @@ def test_runs_that_two_columns_tell_apart_otherwise_are_asked_about():
         as_table(curves.assign(run_id=["a", "b"]))
 
 
+def test_names_of_runs_may_be_lists():
+    """As JSON lines may have them."""
+    rows = [{"batch_size": 8, "run": [8, seed], "steps": 100 + seed} for seed in range(3)]
+    assert as_table(pd.DataFrame(rows)).table["run_id"].tolist() == ["[8, 0]", "[8, 1]", "[8, 2]"]
+
+
 def test_a_clash_that_matters_is_refused_unless_one_is_named():
     curves = pd.DataFrame({"bs": 8, "step": [1, 2], "val/loss": [3.0, 2.0], "val_loss": [9.0, 8.0]})
     with pytest.raises(AnalysisError, match="more than one is called val_loss"):

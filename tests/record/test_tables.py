@@ -457,6 +457,23 @@ def test_a_damaged_run_is_reported_and_in_no_table(run, tmp_path, name):
     assert list(tables.damaged) == [str(run.path)]
 
 
+@pytest.mark.parametrize("run_id", [5, None])
+def test_a_run_whose_name_is_no_text_is_damaged(run, tmp_path, run_id):
+    seal(run, completed(), data_parallel_size=2)
+    write_json(run.config, json.loads(run.config.read_text()) | {"run_id": run_id})
+    tables = load(tmp_path)
+    assert tables.runs.empty
+    assert tables.steps.empty
+    assert f"run_id is {run_id}, and must be a text" in tables.damaged[str(run.path)]
+
+
+def test_a_sealed_table_that_cannot_be_opened_is_damage(run, tmp_path):
+    seal(run, completed(), data_parallel_size=2)
+    run.parquet("steps").unlink()
+    run.parquet("steps").mkdir()
+    assert "cannot be read" in load(tmp_path).damaged[str(run.path)]
+
+
 def test_a_table_with_neither_seal_nor_lines_says_how_to_get_one(run, tmp_path):
     seal(run, completed(), data_parallel_size=2)
     write_json(run.status, json.loads(run.status.read_text()) | {"seal": {}})

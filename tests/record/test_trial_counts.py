@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from batchscape.errors import DamageError
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import take
 from batchscape.record.overview import TrialCounts, count_trials, overview
-from batchscape.record.trials import write_grid_results
+from batchscape.record.trials import read_grid_results, write_grid_results
 
 HEAD = "study,trial,rate,loss,outcome,is_best,runs,reason\n"
 
@@ -45,6 +46,13 @@ def test_no_grid_is_left_that_was_not_asked_for(sweep: SweepFolder) -> None:
     assert count_trials(sweep) == TrialCounts(1, {"b=8": 2, "b=16": 0}, grid_is_left=False)
     # A study that has more than are asked for now makes up for no other.
     assert TrialCounts(1, {"b=8": 2, "b=16": 0}, grid_is_left=False).left == 1
+
+
+def test_a_damaged_grid_is_not_taken_for_one_that_is_missing(sweep: SweepFolder) -> None:
+    write_json(sweep.search.grid_results, {})
+    assert count_trials(sweep) is None
+    with pytest.raises(DamageError, match="it lacks studies"):
+        read_grid_results(sweep)
 
 
 def test_a_search_is_at_work_between_its_launches(sweep: SweepFolder) -> None:

@@ -119,9 +119,9 @@ def last_words(text: str) -> str | None:
     summary = launcher_errors[-1] if launcher_errors else None
     error = None
     if reports := _ROOT_CAUSE.findall(text):
-        rank, code = reports[-1]
-        error = _last_error(lines_of_program, {rank}) or _last_error(lines_of_program, {None})
-        summary = _exit_text(f"rank {rank}", int(code))
+        rank, code = map(int, reports[-1])
+        error = _last_error(lines_of_program, {str(rank)}) or _last_error(lines_of_program, {None})
+        summary = _exit_text(f"rank {rank}", code)
         if error is None and (error_elsewhere := _last_error(lines_of_program)):
             return f"{summary}; of another rank: {error_elsewhere}"
     if error := error or _last_error(lines_of_program):

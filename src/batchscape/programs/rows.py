@@ -151,7 +151,7 @@ def diverged_at(log: Log) -> str | None:
             (log.evals, "eval_loss", "the held-out loss"),
         )
         for row in rows
-        if not math.isfinite(row.get(key, 0.0))
+        if row.get(key) is not None and not math.isfinite(row[key])
     ]
     return (
         "{1} of optimizer step {0} is not finite".format(*min(not_finite)) if not_finite else None

@@ -193,6 +193,8 @@ def read_sealed(path: Path, seal_entry: Mapping[str, Any]) -> bytes:
         content = path.read_bytes()
     except FileNotFoundError:
         content = b""
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from None
     if hashlib.sha256(content).hexdigest() != seal_entry["sha256"]:
         raise DamageError(f"{path} is missing or differs from what was sealed")
     return content

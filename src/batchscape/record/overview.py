@@ -23,7 +23,7 @@ from rich.text import Text
 from batchscape.errors import RecordError
 from batchscape.outgoing import outgoing_json
 from batchscape.record.disk import read_each
-from batchscape.record.files import last_row, read_json, read_json_if_there
+from batchscape.record.files import last_row, read_json
 from batchscape.record.folder import RunFolder, SweepFolder, no_runs
 from batchscape.record.instants import file_age_s
 from batchscape.record.locks import is_held
@@ -153,7 +153,8 @@ class RunProgress:
         status = Status(self.status)
         if status is Status.REJECTED and not self.is_rejected_by_plan:
             return _NOT_LAUNCHED
-        if status.ended_after_launch and self.cause is not None:
+        has_ended = status.ended_after_launch and status is not Status.COMPLETED
+        if has_ended and self.cause is not None:
             return CAUSE_ADVICE[Cause(self.cause)]
         return STATUS_ADVICE[status]
 
@@ -229,7 +230,7 @@ FAILED_TRIALS = FAULTS - {Status.OOM}
 class TrialCounts:
     """Progress of the trials of a search."""
 
-    planned: int
+    asked: int
     """Number of trials for each study, by the latest command."""
     done: dict[str, int]
     """Number of trials that are over, by study, whatever their outcomes."""
@@ -239,7 +240,7 @@ class TrialCounts:
     @property
     def left(self) -> int:
         """Number of trials that are not over, or not begun."""
-        return sum(max(0, self.planned - done) for done in self.done.values())
+        return sum(max(0, self.asked - done) for done in self.done.values())
 
     @property
     def is_unfinished(self) -> bool:
@@ -268,10 +269,10 @@ def count_trials(sweep: SweepFolder) -> TrialCounts | None:
             if row["is_best"] == "True":
                 studies_with_best.add(study)
         # A grid belongs to a number of trials: where there are more, another grid follows.
-        grids = read_json_if_there(search.grid_results).get("studies", [])
+        grids = read_json(search.grid_results)["studies"] if search.grid_results.exists() else []
         trials_by_study = {study["study"]: study["trials"] for study in grids}
         return TrialCounts(
-            planned=int(space["trials"]),
+            asked=int(space["trials"]),
             done=dict(done),
             grid_is_left=int(space["grid_points"]) > 0
             and any(
@@ -412,7 +413,7 @@ def _summary(sweep_overview: Overview) -> Iterator[str]:
         yield f"Trials: {total} of {total + trials.left} done"
         if trials.left:
             for study, done in trials.done.items():
-                yield f"  {study}: {done} of {max(trials.planned, done)}"
+                yield f"  {study}: {done} of {max(trials.asked, done)}"
     if reasons := Counter(run.untimed for run in sweep_overview.runs if run.untimed is not None):
         yield untimed_text(reasons, sweep_overview.counts[Status.COMPLETED])
 

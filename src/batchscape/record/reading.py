@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, groupby
+from operator import index
 from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
@@ -75,6 +76,8 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     resolved, data = dict(config["resolved"] or {}), config["data"]
     stages = resolved.pop("stages", [])
     unpassed_settings = resolved.pop("not_passed", [])
+    if not isinstance(config["run_id"], str):
+        raise TypeError(f"run_id is {config['run_id']!r}, and must be a text")
     settings = _flatten(config["config"])
     row: dict[str, Any] = {
         "sweep_dir": str(folder.path.parent.parent),
@@ -96,7 +99,8 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         "devices_per_node": None,
         **{name: settings[f"batch.{name}"] for name in _BATCH_SETTINGS},
     }
-    batches = [stage["geometry"]["global_batch_size"] for stage in stages]
+    # `index` refuses fractions.
+    batches = [index(stage["geometry"]["global_batch_size"]) for stage in stages]
     samples = [stage["samples"] for stage in stages]
     # Each rate over the last stage's: ramps that differ only in that one are pooled over rates.
     rates = [stage["optimizer"]["learning_rate"] for stage in stages]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError, RecordError
 from batchscape.outgoing import outgoing_cell
-from batchscape.record.files import read_json_if_there, write_atomically, write_json
+from batchscape.record.files import read_json, write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 
 TRIALS = {
@@ -93,5 +93,9 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
 
 def read_grid_results(sweep: SweepFolder) -> list[dict[str, Any]]:
     """Read the studies that `write_grid_results` wrote; none before the grid is over."""
-    studies: list[dict[str, Any]] = read_json_if_there(sweep.search.grid_results).get("studies", [])
+    path = sweep.search.grid_results
+    content = read_json(path) if path.is_file() else {"studies": []}
+    if "studies" not in content:
+        raise DamageError(f"{path} is damaged: it lacks studies")
+    studies: list[dict[str, Any]] = content["studies"]
     return studies

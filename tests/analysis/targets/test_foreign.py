@@ -386,7 +386,7 @@ def test_runs_that_two_columns_tell_apart_otherwise_are_asked_about():
 
 def test_names_of_runs_may_be_lists():
     """As JSON lines may have them."""
-    rows = [{"batch_size": 8, "run": [8, seed], "steps": 100 + seed} for seed in range(3)]
+    rows = [{"batch_size": 8, "run": [8, seed], "seed": seed, "steps": 100} for seed in range(3)]
     assert as_table(pd.DataFrame(rows)).table["run_id"].tolist() == ["[8, 0]", "[8, 1]", "[8, 2]"]
 
 

@@ -227,7 +227,7 @@ def drop_counts_since_start(steps: list[Row], evals: list[Row], begin: int) -> l
 
 def even_growth(rows: list[Row], column: str) -> tuple[int | None, str | None]:
     """Return by how much each optimizer step adds to a count, or where that is uneven."""
-    counts = [(row["optimizer_step"], row[column]) for row in rows if column in row]
+    counts = [(row["optimizer_step"], int(row[column])) for row in rows if column in row]
     if not counts:
         return None, None
     first_step, first_count = counts[0]

@@ -385,8 +385,8 @@ OWN_PROGRAM = {"name": "command", "argv": ["a"]}
 @pytest.mark.parametrize(
     ("key", "settings"),
     [
-        ("tracker: project", {"tracker": {"name": "wandb", "project": "../../x"}}),
-        ("tracker: entity", {"tracker": {"name": "wandb", "entity": "a/b"}}),
+        ("tracker.project", {"tracker": {"name": "wandb", "project": "../../x"}}),
+        ("tracker.entity", {"tracker": {"name": "wandb", "entity": "a/b"}}),
         ("tracker.tags", {"tracker": {"name": "wandb", "tags": [""]}}),
         *(
             ("engine.metrics", {"engine": {**OWN_PROGRAM, "metrics": {"kind": kind, "path": path}}})

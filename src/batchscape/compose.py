@@ -125,7 +125,7 @@ def _options_and_settings(
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--retry", nargs="?", const="", action="append", default=[])
     try:
-        options, settings = parser.parse_known_args([_SHORT.get(word, word) for word in arguments])
+        options, settings = parser.parse_known_args([*map(_long_form, arguments)])
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from None
     if unknown := next((word for word in settings if word.startswith("-")), None):
@@ -141,8 +141,14 @@ def _options_and_settings(
                 f"--retry takes statuses of runs, any of {', '.join(statuses)}, as in "
                 f"--retry failed,oom; got {text!r}"
             )
-        settings.append(f"launcher.retry=[{text}]")
-    return options, settings
+    # A setting that says otherwise comes later, and wins.
+    return options, [*(f"launcher.retry=[{text}]" for text in options.retry), *settings]
+
+
+def _long_form(argument: str) -> str:
+    """Write an option of one letter or two as Hydra's long one, with its value."""
+    name, equals, value = argument.partition("=")
+    return f"{_SHORT.get(name, name)}{equals}{value}"
 
 
 def _refuse_mistakes(settings: Sequence[str]) -> None:
@@ -221,10 +227,16 @@ def _unknown_key(key: str, present_keys: list[str]) -> str:
     near_entries = [f"{group}.{name}" for name in near_names(last, present_keys)]
     for entries, name, near in ((group, last, near_entries), (key, "NAME", [])):
         if get_origin(hints.get(entries)) is dict:
+            if near:
+                listed = ", ".join(present_keys)
+                return (
+                    f"{key} is no entry of the chosen option{did_you_mean(near)} "
+                    f"Entries: {listed}; one that is new takes a plus"
+                )
             return (
-                f"{entries} takes new entries one by one, with a plus: +{entries}.{name}=VALUE "
-                f"(where the chosen option of {entries.partition('.')[0]} has {entries})"
-                f"{did_you_mean(near)}"
+                f"{entries} takes new entries one by one, with a plus: "
+                f"+{entries}.{name}=VALUE (where the chosen option of {entries.partition('.')[0]} "
+                f"has {entries})"
             )
     if key in keys:
         return f"{key} is no setting of the chosen option of {group}; another option has it"

@@ -71,7 +71,8 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> dict[str, Any
     """
     if len(grid.cells) > 1:
         raise ConfigError(f"`probe` is about one combination of settings; given {len(grid.cells)}")
-    held = solve_batch(grid.cells[0].settings, "micro_batch_size")
+    # What a probe replaces may be wrong in the settings.
+    held = solve_batch(set_values(grid.cells[0].settings, _SHORT_RUN), "micro_batch_size")
     candidates = enumerate_geometries(
         held.global_batch_size, data_parallel_sizes=[held.data_parallel_size], nodes=held.nodes
     )

@@ -78,8 +78,8 @@ def follow_recipe(
     if len(grid.cells) > 1:
         raise ConfigError(f"a recipe is for one combination of settings; given {len(grid.cells)}")
     keys = [word.partition("=")[0].lstrip("+~") for word in words]
-    chosen_names = tuple(f"batch.{name}" for name in (*CUT, "ramp"))
-    if chosen_keys := [key for key in keys if key.startswith(chosen_names)]:
+    chosen_names = {f"batch.{name}" for name in (*CUT, "ramp")}
+    if chosen_keys := [key for key in keys if key in chosen_names or key.startswith("batch.ramp.")]:
         raise ConfigError(
             f"a recipe chooses the cut of batch.global_batch_size by itself; given "
             f"{', '.join(chosen_keys)}; leave that out, or give --devices N"

@@ -165,8 +165,8 @@ def partitions() -> list[Partition]:
     partitions_by_name: dict[str, Partition] = {}
     for line in answer.splitlines():
         label, up, count, cpus, gres = line.split("|")
-        # Such as `gpu:a100:4(S:0-1),gpu:2,license:1`.
-        gpus = re.findall(r"(?:^|,)gpu:(?:[^,:(]*:)?(\d+)(?=[,(]|$)", gres)
+        # Such as `gpu:a100:4(S:0-1),gpu:2,gpu:t4:no_consume:1,license:1`.
+        gpus = re.findall(r"(?:^|,)gpu:(?:[^,(]*:)?(\d+)(?=[,(]|$)", gres)
         group = NodeGroup(int(count), int(cpus), sum(map(int, gpus)))
         name = label.removesuffix("*")
         partition = Partition(name, name != label, up == "up", [])

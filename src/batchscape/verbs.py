@@ -372,7 +372,7 @@ class Parser(argparse.ArgumentParser):
         usage = usage.removeprefix("usage: ")
         super().__init__(f"batchscape {verb}", usage, allow_abbrev=False, add_help=False)
         declared = _DECLARATION.findall(text)
-        self.options = [option for option, *_ in declared if option]
+        self.options = [*(option for option, *_ in declared if option), "--help"]
         for option, value, words, mark in declared:
             kind = value or words
             read = _KINDS.get(kind, str)

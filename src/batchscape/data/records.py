@@ -133,9 +133,9 @@ def _table_rows(file: Path, fields: Sequence[str]) -> RowLists:
                 table = files.enter_context(ParquetFile(file))
                 names = table.schema_arrow.names
             # Without one of the fields all columns are read, for `_record` to list them.
-            columns = list(fields) if set(fields) <= set(names) else names
+            columns = list(fields) if set(fields) <= set(names) else None
             batches = (
-                (batch.select(columns) for batch in stream)
+                (batch if columns is None else batch.select(columns) for batch in stream)
                 if is_arrow
                 else table.iter_batches(batch_size=_BATCH_RECORDS, columns=columns)
             )

@@ -334,6 +334,9 @@ class Attempts:
     """The command of the launch, recorded with each run."""
     branches: Branches
 
+    def __post_init__(self) -> None:
+        _ = self._environment  # of the code that ranks import, not of what is there hours later
+
     @cached_property
     def _environment(self) -> dict[str, Any]:
         return environment({**os.environ, **WORKER_ENVIRONMENT}, self.machine.cpu_cores)

@@ -129,12 +129,13 @@ class Launcher:
         is_part: bool = False,
     ) -> None:
         self._sweep, self._machine = sweep, machine
-        self._specs = launch_order(specs)
+        # No run is started twice, whoever gives it twice.
+        self._specs = launch_order(list({spec.run_id: spec for spec in specs}.values()))
         self._entry, self._command = entry, command
         self._steering = steering
         self._open_processes = process_opener or partial(open_processes, method=method)
         self._is_part = is_part
-        total = len(specs) if steering is None else steering.runs
+        total = len(self._specs) if steering is None else steering.runs
         self._progress = Progress(console or OutgoingConsole(), total, values)
         self._presence = Presence()
         self._signals: list[str] = []
@@ -415,7 +416,6 @@ class Launcher:
         """Settle a run that another launcher has taken over, as this one was cut off."""
         reason = "another launcher took it over, as this one was silent for too long"
         run = self._active.pop(run_id, None)
-        self._queue = deque(spec for spec in self._queue if spec.run_id != run_id)
         if run is not None:
             run.kill()
             run.hangs.close()

@@ -173,8 +173,8 @@ def _accelerator_problem() -> str | None:
 
 
 def _sees_accelerator() -> bool:
-    """Return whether torch finds an accelerator; one that cannot be imported finds none."""
-    with suppress(Exception):
+    """Return whether torch finds an accelerator; without torch there is none to find."""
+    with suppress(ImportError):
         from batchscape.device import is_accelerator_here
 
         return is_accelerator_here()

@@ -62,12 +62,13 @@ class BranchPoint:
     def take_rows(self, spec: RunSpec) -> None:
         """Copy the rows to the run; its times are those of its own steps."""
         folder, every = self.folder, spec.evaluation_every_samples
+        rows_by_path = {}
         for table, changes in (
             ("steps", {"attempt": _TRUNK_ATTEMPT, "warmup": True}),
             ("evals", {"attempt": _TRUNK_ATTEMPT, "evaluation_s": None}),
         ):
             path = folder.lines(table)
-            rows = [
+            rows_by_path[path] = [
                 {**row, **changes}
                 for row in read_json_lines(folder.beginning / path.name)
                 # The trunk may have ended here, with an evaluation that the run would not make.
@@ -75,6 +76,8 @@ class BranchPoint:
                 or row["samples"] == 0
                 or (every is not None and row["samples"] % every == 0)
             ]
+        # Damage of one table is met before the other is written.
+        for path, rows in rows_by_path.items():
             write_atomically(path, json_lines(rows))
         sketch = folder.beginning / folder.gradient_sketch.name
         if sketch.exists():

@@ -121,9 +121,11 @@ def joint_optima(costs: pd.DataFrame) -> JointOptima:
     if np.linalg.eigvalsh(curvatures).min() <= 1e-9:
         centres[:] = math.nan
     places = np.log(cells[list(NAMES)].to_numpy(dtype=float))
+    # The jackknife's own value, too, must lie within: few seeds may move it far.
+    corrected = n * centres[0] - (n - 1) * centres[1:].mean(axis=0)
     is_found = [
-        _is_inside(centre, places[is_finite & (cells["horizon"] == horizon)])
-        for centre, horizon in zip(centres[0].T, horizons, strict=True)
+        all(_is_inside(c, places[is_finite & (cells["horizon"] == horizon)]) for c in pair)
+        for *pair, horizon in zip(centres[0].T, corrected.T, horizons, strict=True)
     ]
     few = "it takes three horizons with an optimum" * (sum(is_found) < 3)
     optima, exponents = {}, {}

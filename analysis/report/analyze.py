@@ -222,10 +222,10 @@ def _reaches(
     recorded = sorted(read.table["target_loss"].dropna().unique(), reverse=True)
     absent = [target for target in targets if target not in recorded]
     if absent:
-        texts = ", ".join(f"{target:g}" for target in recorded) or "unknown"
+        texts = ", ".join(f"{target:g}" for target in recorded)
         raise AnalysisError(
-            f"the table has the steps to targets {texts}, and to no other; given {absent[0]:g}; a "
-            "table of loss curves has those to any target"
+            f"the table has the steps to {texts or 'one target, which it does not name'}, and to "
+            f"no other; given {absent[0]:g}; a table of loss curves has those to any target"
         )
     return read.table[read.table["target_loss"].isin(targets)].reset_index(drop=True), ()
 

@@ -172,9 +172,15 @@ def _undecided(fit: Fitted, ends: tuple[float, float], *, upper_only: bool = Fal
     low, high = fit.critical_ends
     if math.isinf(high):
         power = -np.polyfit(fit.data.x, fit.data.y[0], 1)[0]
+        law = f"S = b/B^{power:.2g} (1: perfect scaling)"
+        if power <= 0:
+            return (
+                f"steps do not fall with the batch size, {law}: tune the learning rate of each "
+                "batch size"
+            )
         return (
-            "the runs are compatible with a power law that has no fewest steps, "
-            f"S = b/B^{power:.2g} (1: perfect scaling): add larger batch sizes"
+            f"the runs are compatible with a power law that has no fewest steps, {law}: add larger "
+            "batch sizes"
         )
     if math.isinf(low):
         return (

@@ -53,8 +53,8 @@ _RATES = (
 )
 _BUYS = (
     "{prefix}From a global batch of {first:g} to {last:g} samples{rates}, {target} takes "
-    "{steps_ratio} times fewer optimizer steps{steps_ratio_readings} and {samples_ratio} times the "
-    "samples{samples_ratio_readings} (n = {n} seeds; {rule})."
+    "{steps_ratio} times fewer optimizer steps{few_times}{steps_ratio_readings} and "
+    "{samples_ratio} times the samples{samples_ratio_readings} (n = {n} seeds; {rule})."
 )
 _SHORT_CRITICAL = (
     "{prefix}The critical batch size, where {target} takes twice the fewest optimizer steps, is "
@@ -225,7 +225,9 @@ def _short(group_fits: Sequence[GroupFits]) -> list[str]:
         is_identified = headlines["critical_batch_size"].is_identified
         sentences = [(_SHORT_CRITICAL if is_identified else _SHORT_NO_CRITICAL).format(**facts)]
         if "steps_ratio" in headlines:
-            sentences.insert(0, _BUYS.format(**facts, n=headlines["steps_ratio"].n))
+            ratio = headlines["steps_ratio"]
+            few_times = " (below 1: more steps)" if ratio.low < 1 or ratio.value < 1 else ""
+            sentences.insert(0, _BUYS.format(**facts, n=ratio.n, few_times=few_times))
         sentences[0] += _left_out(group.fit)
     if other_groups:
         rest = count_text(len(other_groups), "more group of runs is", "more groups of runs are")
@@ -338,12 +340,15 @@ def _by_form(fit: TradeoffFit) -> list[str]:
     free, two = fit.by_form["free_exponent"], fit.by_form["two_term"]
     if not free.is_fitted:
         return []
+    sizes = [
+        f"{size.text()} samples" if size.is_identified else size.text()
+        for size in (free.critical_batch_size, two.critical_batch_size)
+    ]
     return [
-        f"With the exponent free, {FORMULAS['free_exponent']}, it is "
-        f"{free.critical_batch_size.text()} samples and the exponent {free.exponent.text()}; with "
-        f"the exponent taken for 1, {FORMULAS['two_term']}, {two.critical_batch_size.text()} "
-        "samples. The first is trusted, for its interval holds whether or not the exponent is 1; "
-        "the second holds only if the exponent is 1."
+        f"With the exponent free, {FORMULAS['free_exponent']}, the critical batch size is "
+        f"{sizes[0]}, and the exponent is {free.exponent.text()}; with the exponent taken for 1, "
+        f"{FORMULAS['two_term']}, it is {sizes[1]}. The first is trusted, as it holds whether or "
+        "not the exponent is 1; the second holds only if the exponent is 1."
     ]
 
 

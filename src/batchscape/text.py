@@ -85,6 +85,7 @@ def parse_duration(text: str) -> float:
     seconds = sum(float(number) * DURATIONS[unit.replace("m", "min")] for number, unit in parts)
     if "".join(map("".join, parts)) != text or not 0 < seconds < math.inf:
         raise ConfigError(
-            f"a duration is numbers with d, h, m or s, as 90s, 30m, 2h or 1h30m; got {text!r}"
+            "a duration is above 0, in numbers with d, h, m or s, as 90s, 30m, 2h or 1h30m; got "
+            f"{text!r}"
         )
     return seconds

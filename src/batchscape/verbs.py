@@ -372,7 +372,7 @@ class Parser(argparse.ArgumentParser):
         usage = usage.removeprefix("usage: ")
         super().__init__(f"batchscape {verb}", usage, allow_abbrev=False, add_help=False)
         declared = _DECLARATION.findall(text)
-        self.options = [*(option for option, *_ in declared if option), "--help"]
+        self.options = [option for option, *_ in declared if option]
         for option, value, words, mark in declared:
             kind = value or words
             read = _KINDS.get(kind, str)
@@ -386,7 +386,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
-        hint = suggest(unknown.partition("=")[0], self.options) if unknown else ""
+        hint = suggest(unknown.partition("=")[0], [*self.options, "--help"]) if unknown else ""
         raise ConfigError(f"{self.format_usage()}{self.prog}: {message}{hint}")
 
 

@@ -41,9 +41,11 @@ def mark_best(cells: Cells) -> tuple[pd.DataFrame, pd.Series[int]]:
     rows = pd.concat(entries, ignore_index=True)
     for name in ("contest", "candidate"):
         rows[name] = _numbered(rows[["figure", name]])
-    rivals = compare_with_best(rows)
-    rivals = rivals[rivals.groupby("contest")["n"].transform("min").ge(FEWEST)]
-    is_best = is_worse(rivals, rivals["contest"].nunique()).groupby(rivals["best"]).all()
+    differences = compare_with_best(rows)
+    differences = differences[differences.groupby("contest")["n"].transform("min").ge(FEWEST)]
+    is_best = (
+        is_worse(differences, differences["contest"].nunique()).groupby(differences["best"]).all()
+    )
     is_complete = rows.groupby("candidate")["leaves_markable"].transform("all")
     has_won = rows["candidate"].isin(is_best.index[is_best]) & is_complete & rows["value"].notna()
     cells_of = {name: rows.loc[has_won & rows["figure"].eq(name), "cell"] for name in COMPARED}
@@ -84,15 +86,15 @@ def compare_with_best(rows: pd.DataFrame) -> pd.DataFrame:
     return apart.reset_index().merge(best[["contest", "scale"]].abs(), on="contest")
 
 
-def is_worse(rivals: pd.DataFrame, contests: int) -> pd.Series[bool]:
-    """Tell which candidates have an interval to the best that leaves out 0.
+def is_worse(differences: pd.DataFrame, n_contests: int) -> pd.Series[bool]:
+    """Return for each candidate whether its interval of the difference to the best excludes 0.
 
     The t-intervals hold for so many contests at once (Bonferroni). Of one contest all must leave
     out 0, so that its candidates need no correction (intersection-union test).
     """
-    quantile = stdtrit(rivals["n"] - 1, 1 - (1 - LEVEL) / 2 / max(contests, 1))
-    low = rivals["mean"] - quantile * rivals["sd"] / np.sqrt(rivals["n"])
-    is_apart: pd.Series[bool] = low.gt(0) & rivals["mean"].gt(_TIE * rivals["scale"])
+    quantile = stdtrit(differences["n"] - 1, 1 - (1 - LEVEL) / 2 / max(n_contests, 1))
+    low = differences["mean"] - quantile * differences["sd"] / np.sqrt(differences["n"])
+    is_apart: pd.Series[bool] = low.gt(0) & differences["mean"].gt(_TIE * differences["scale"])
     return is_apart
 
 
@@ -131,7 +133,7 @@ def _entries(cells: Cells, runs: pd.DataFrame, task: pd.Series[int], name: str) 
 
 
 def _numbered(keys: pd.DataFrame) -> pd.Series[int]:
-    """Number the rows that agree in all columns."""
+    """Return a number for each row; rows that agree in all columns have the same number."""
     if keys.columns.empty:
         return pd.Series(0, index=keys.index)
     return keys.groupby(list(keys.columns), dropna=False).ngroup()

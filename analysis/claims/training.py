@@ -98,13 +98,13 @@ def of_rises(context: Context) -> Result | None:
     seeds = lost_seeds.groupby(level=0)
     counts = ", ".join(f"{lost.sum()} of {len(lost)} at {batch}" for batch, lost in seeds)
     is_bound = bool(is_lost[runs[_BATCH].eq(ends.end)].any())
-    tested = [
+    contrasts = [
         replace(contrast, bounds_below=is_bound)
         for contrast in ends.compare(runs.assign(value=rises.mask(is_lost_twice)))
     ]
-    sizes = [_without_ends(contrast, runs[is_lost], counts, ends.note) for contrast in tested]
+    sizes = [_without_ends(contrast, runs[is_lost], counts, ends.note) for contrast in contrasts]
     facts = {"counts": counts, "windows": WINDOWS}
-    return Result({"rise": [*tested, *sizes]}, facts, note=ends.note)
+    return Result({"rise": [*contrasts, *sizes]}, facts, note=ends.note)
 
 
 def _without_ends(

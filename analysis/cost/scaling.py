@@ -39,7 +39,7 @@ _DEFINITIONS = {
     "weak": "step time on the fewer devices / step time on the more, at equal micro-batch and "
     "accumulation",
     "strong": "step time on the fewer devices x their number / the same of the more, at an equal "
-    "global batch and equal {held}",
+    "global batch and equal {fixed_factor}",
 }
 
 
@@ -79,7 +79,7 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
         value=-logarithm(table["step_time_s"]),
     ).dropna(subset=["value"])
     efficiencies = []
-    for kind, held, within, cut_of in _KINDS:
+    for kind, fixed_factor, within, cut_of in _KINDS:
         for contrast in contrasts_of(rows, "data_parallel_size", within, "pair"):
             n = len(contrast.values)
             if not n:
@@ -87,7 +87,7 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
             ideal = math.log(contrast.base / contrast.level) if kind == "strong" else 0.0
             estimate = Estimate.of_ratio(
                 contrast.values + ideal,
-                _DEFINITIONS[kind].format(held=held),
+                _DEFINITIONS[kind].format(fixed_factor=fixed_factor),
                 f"t-interval of the mean log ratio over {n} pairs of runs",
                 note=None if n > 1 else "no interval: one pair",
             )
@@ -98,7 +98,7 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
             efficiencies.append(
                 {
                     "kind": kind,
-                    "held": held,
+                    "held": fixed_factor,
                     "devices": contrast.level,
                     "geometry": geometry,
                     "reference": reference,

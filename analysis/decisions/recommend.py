@@ -308,7 +308,7 @@ def _facts_of_others(compared: pd.DataFrame, chosen: pd.Series[Any]) -> dict[str
         "rate": own_learning_rate(compared, chosen.to_dict()),
         "is_to_target": is_to_target(compared),
         "rivals": has_time.any(),
-        "untold": others[has_time & low.le(1) & high.ge(1)].to_dict("records"),
+        "undecided_cuts": others[has_time & low.le(1) & high.ge(1)].to_dict("records"),
         "few": few.to_dict("records"),
         "few_n": f"{few['times_slower_n'].max():.0f}",
         "elsewhere": _first(others[is_elsewhere & has_ratio]),

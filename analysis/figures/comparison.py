@@ -45,7 +45,7 @@ def comparison_charts(cells: Cells, comparison: pd.DataFrame) -> Iterator[Chart]
 
 
 def _figures(table: pd.DataFrame, *names: str) -> dict[str, tuple[str, float]]:
-    """Title the figures of a comparison that any cell has, with the factor to their unit."""
+    """Return axis title and unit factor of each named figure that any cell has."""
     memory = memory_scale(table["peak_allocated_gib_mean"])
     time = time_scale(table["step_time_s_mean"])
     titles = {

@@ -21,7 +21,7 @@ from batchscape.record.tables import Tables
 
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
 _ALL_POINTS = 24_000
-_MOST, _LEAST = 1000, 24
+_MOST_POINTS, _FEWEST_POINTS = 1000, 24
 """Points of all curves of a page, and of one: ours, so that a page moves smoothly."""
 _MOST_CURVES = 500
 """Curves that a page has room for."""
@@ -29,7 +29,7 @@ THINNING = (
     "Curves of many points are thinned: of windows of equally many measurements the lowest and the "
     "highest stay, with the first and the last of the curve; none is moved. How many "
     f"stay depends on the number of curves: all together have about {_ALL_POINTS:,} points, but "
-    f"each has {_LEAST} where it has as many."
+    f"each has {_FEWEST_POINTS} where it has as many."
 )
 _CUT = (
     "The axis of the loss is cut above the first and last losses of the runs that did not diverge: "
@@ -172,29 +172,33 @@ def _curves(
 ) -> tuple[dict[str, pd.DataFrame], int]:
     """Return the curves of each kind of loss, thinned, and the number of runs behind them."""
     completed = launched[launched["status"].eq("completed")]
-    further = completed.index[completed.duplicated("cell")]
-    chosen_runs = _choose_runs(launched.drop(further), labels, at_best)
-    averaged = completed.loc[completed.index.intersection(chosen_runs), "cell"]
-    drawn_runs = chosen_runs.union(further[completed.loc[further, "cell"].isin(averaged)])
+    repeat_runs = completed.index[completed.duplicated("cell")]
+    chosen_runs = _choose_runs(launched.drop(repeat_runs), labels, at_best)
+    averaged_cells = completed.loc[completed.index.intersection(chosen_runs), "cell"]
+    drawn_runs = chosen_runs.union(
+        repeat_runs[completed.loc[repeat_runs, "cell"].isin(averaged_cells)]
+    )
     curves = {}
-    for value, table in (("eval_loss", tables.evals), ("loss", tables.steps)):
-        rows = rows_of(runs.loc[drawn_runs], table, [*PROGRESS, value]).dropna(subset=[value])
+    for loss_column, table in (("eval_loss", tables.evals), ("loss", tables.steps)):
+        rows = rows_of(runs.loc[drawn_runs], table, [*PROGRESS, loss_column]).dropna(
+            subset=[loss_column]
+        )
         rows["run"] = drawn_runs.to_numpy()[rows["run"]]
         if len(rows):
-            curves[value] = with_means(only_what_counts(rows, runs), runs, value)
+            curves[loss_column] = with_means(only_what_counts(rows, runs), runs, loss_column)
     n_curves = sum(rows["run"].nunique() for rows in curves.values())
-    points = min(max(_ALL_POINTS // max(n_curves, 1), _LEAST), _MOST)
-    of_runs = runs[["cell", "global_batch_size", "run_id", "status"]]
-    for value, rows in curves.items():
-        drawn = thinned(rows, value, points)
-        drawn = drawn[np.isfinite(drawn[value])].join(of_runs, on="run")
-        counts = drawn["behind"].str.len()
+    points_per_curve = min(max(_ALL_POINTS // max(n_curves, 1), _FEWEST_POINTS), _MOST_POINTS)
+    run_columns = runs[["cell", "global_batch_size", "run_id", "status"]]
+    for loss_column, rows in curves.items():
+        points = thinned(rows, loss_column, points_per_curve)
+        points = points[np.isfinite(points[loss_column])].join(run_columns, on="run")
+        counts = points["behind"].str.len()
         means = "mean of " + counts.astype(str) + " runs"
-        curves[value] = drawn.assign(
-            curve=drawn["run"],
-            run=drawn["behind"],
-            series=drawn["cell"].map(labels),
-            text=drawn["run_id"].where(counts.eq(1), means),
+        curves[loss_column] = points.assign(
+            curve=points["run"],
+            run=points["behind"],
+            series=points["cell"].map(labels),
+            text=points["run_id"].where(counts.eq(1), means),
         ).sort_values(["global_batch_size", "cell", "curve", "optimizer_step"], kind="stable")
     return curves, len(drawn_runs)
 

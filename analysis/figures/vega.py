@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from importlib import resources
@@ -238,34 +239,44 @@ def _wrapped(name: object) -> str:
     return "\n".join(fill(line, _LETTERS) for line in str(name).split("\n"))
 
 
-def _place(chart: Chart, channel: str, column: str, scale: str) -> dict[str, Any]:
+def _axis_encoding(chart: Chart, channel: str, column: str, scale: str) -> dict[str, Any]:
     axis = chart.axes[channel]
-    title = {"field": column, "title": axis.columns[column]}
+    field_and_title = {"field": column, "title": axis.columns[column]}
     if axis.kind == "names":
         names = _names(chart, column)
         texts = {str(name): _wrapped(name).split("\n") for name in names}
-        label = f"({json.dumps(texts)})[datum.value] || datum.label"
-        style = {"labelExpr": label, "labelLimit": 400, "labelAngle": 0, "grid": False}
+        label_expression = f"({json.dumps(texts)})[datum.value] || datum.label"
+        axis_spec = {
+            "labelExpr": label_expression,
+            "labelLimit": 400,
+            "labelAngle": 0,
+            "grid": False,
+        }
         domain = list(reversed(names)) if axis.falls else names
-        return {**title, "type": "nominal", "scale": {"domain": domain}, "axis": style}
+        return {
+            **field_and_title,
+            "type": "nominal",
+            "scale": {"domain": domain},
+            "axis": axis_spec,
+        }
     kind = scale if axis.kind == "either" else axis.kind
-    shaped: dict[str, Any] = {"type": kind, "nice": axis.from_zero}
+    scale_spec: dict[str, Any] = {"type": kind, "nice": axis.from_zero}
     if kind == "linear":
-        shaped["zero"] = axis.from_zero
+        scale_spec["zero"] = axis.from_zero
     if column in axis.ranges and (kind != "log" or axis.ranges[column][0] > 0):
-        shaped["domain"] = list(axis.ranges[column])
+        scale_spec["domain"] = list(axis.ranges[column])
     elif not axis.from_zero:
-        shaped["padding"] = 7
-    shaped |= {"reverse": True} if axis.falls else {}
-    style = {"tickCount": 5, "labelOverlap": "greedy", "labelSeparation": 4} | (
+        scale_spec["padding"] = 7
+    scale_spec |= {"reverse": True} if axis.falls else {}
+    axis_spec = {"tickCount": 5, "labelOverlap": "greedy", "labelSeparation": 4} | (
         {"format": "~g", "labelExpr": _POWERS} if kind == "log" else {}
     )
     if channel == "x" and chart.y.kind == "names":
-        style["titleAnchor"] = "end"  # there is room to the left, below the names
+        axis_spec["titleAnchor"] = "end"  # there is room to the left, below the names
     if axis.ticks:
         ticks = sorted({float(tick) for tick in axis.ticks if np.isfinite(tick)})
-        style["values"] = ticks[:: -(-len(ticks) // _MOST_TICKS)]
-    return {**title, "type": "quantitative", "scale": shaped, "axis": style}
+        axis_spec["values"] = ticks[:: math.ceil(len(ticks) / _MOST_TICKS)]
+    return {**field_and_title, "type": "quantitative", "scale": scale_spec, "axis": axis_spec}
 
 
 def _by_series(chart: Chart, marks: Marks, channel: str) -> dict[str, Any]:
@@ -308,7 +319,9 @@ class _Panel:
         scale = chosen.get(SCALE, "linear")
         has_dashes = any(look.dash for look in chart.looks.values())
         self.unused_channels = set() if has_dashes else {"strokeDash"}
-        self.places = {n: _place(chart, n, self.columns[n], scale) for n in ("x", "y")}
+        self.axis_encodings = {
+            n: _axis_encoding(chart, n, self.columns[n], scale) for n in ("x", "y")
+        }
 
     def spec(self) -> dict[str, Any]:
         """Write the panel, without marks whose table lacks a chosen column."""
@@ -343,7 +356,7 @@ class _Panel:
         if marks.table.empty or not any({*needed} <= there for needed in kind["needs"]):
             return None
         encoding: dict[str, Any] = {
-            name: place for name, place in self.places.items() if name in there
+            name: channel for name, channel in self.axis_encodings.items() if name in there
         }
         encoding |= self._kind_encoding(marks, there)
         if marks.name or "series" in marks.table:
@@ -375,7 +388,7 @@ class _Panel:
         if marks.kind in {"band", "interval", "span"}:
             return self._ends("y" if "y_low" in there else "x")
         if marks.kind == "bar":
-            bar = {"x": {**self.places["x"], "stack": None}}
+            bar = {"x": {**self.axis_encodings["x"], "stack": None}}
             return self._ends("x", "_start", "") if "x_start" in there else bar
         if marks.kind == "field":
             tone = {"field": self.columns["z"], "type": "quantitative", "legend": None}
@@ -387,8 +400,8 @@ class _Panel:
 
     def _ends(self, channel: str, low: str = "_low", high: str = "_high") -> dict[str, Any]:
         column = self.columns[channel]
-        place = {**self.places[channel], "field": f"{column}{low}"}
-        return {channel: place, f"{channel}2": {"field": f"{column}{high}"}}
+        low_encoding = {**self.axis_encodings[channel], "field": f"{column}{low}"}
+        return {channel: low_encoding, f"{channel}2": {"field": f"{column}{high}"}}
 
     def _tooltip(self, marks: Marks) -> list[dict[str, Any]]:
         fields: list[dict[str, Any]] = []

@@ -103,14 +103,14 @@
     const datasets = {};
     const named = new Set();
     for (const { data, encoding, mark } of spec.layer.filter(({ data }) => data.name !== "legend")) {
-      let own = chart.data[data.name].filter(shows(chart, chosen));
+      let chosenRows = chart.data[data.name].filter(shows(chart, chosen));
       if (mark.type === "line" || mark.type === "area") {
         const [x, y] = [encoding.x.field, encoding.y.field];
-        own = own.filter((row) => row[x] !== null && row[y] !== null);
+        chosenRows = chosenRows.filter((row) => row[x] !== null && row[y] !== null);
       }
       const { datum } = encoding.stroke || encoding.color || {};
-      for (const row of own) named.add(datum || row.series);
-      datasets[data.name] = own;
+      for (const row of chosenRows) named.add(datum || row.series);
+      datasets[data.name] = chosenRows;
     }
     const entries = chart.names.filter((name) => named.has(name));
     datasets.legend = entries.map((series) => ({ series }));

@@ -9,8 +9,8 @@
   let shown = 0;
   let isLoading = false;
 
-  const say = (place, said) => {
-    if (place.textContent !== said) place.textContent = said;
+  const say = (place, text) => {
+    if (place.textContent !== text) place.textContent = text;
   };
   const titled = (page) =>
     new Map(
@@ -29,13 +29,14 @@
       if (parts.has(title)) parts.get(title).open = part.open;
     }
     for (const figure of old.document.querySelectorAll("figure.chart")) {
-      const own = next.document.getElementById(figure.id);
+      const newFigure = next.document.getElementById(figure.id);
       for (const select of figure.querySelectorAll("select")) {
-        const same = own && own.querySelector(`[data-choice="${select.dataset.choice}"]`);
+        const same =
+          newFigure && newFigure.querySelector(`[data-choice="${select.dataset.choice}"]`);
         // The first is nobody's choice: what comes first may change as runs end.
         if (same && select.selectedIndex > 0) {
-          const known = [...same.options].some((option) => option.value === select.value);
-          if (known) same.value = select.value;
+          const hasOption = [...same.options].some((option) => option.value === select.value);
+          if (hasOption) same.value = select.value;
         }
       }
     }

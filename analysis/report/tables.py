@@ -131,7 +131,7 @@ def _rule_of_bold(contests: int, cells: Cells) -> str:
 
 
 def _definitions(name: str, comparison: pd.DataFrame, cells: Cells) -> Iterator[str]:
-    """Say what a figure of the comparison is."""
+    """Yield the sentences that define one column of the comparison."""
     label = _figure_column(name).header
     if name == _RATIO:
         references = comparison[_REFERENCE].dropna().unique()

@@ -187,36 +187,39 @@ class _Search:
 
     def chart(self, cells: Cells) -> Chart:
         """Draw the objective against each searched number, with the grids."""
-        y = self.objective
+        objective = self.objective
         numbers = [key for key in self.keys if pd.api.types.is_numeric_dtype(self.trials[key])]
         columns = numbers or self.keys[:1]
-        trials = self.trials[np.isfinite(pd.to_numeric(self.trials[y]))]
+        trials = self.trials[np.isfinite(pd.to_numeric(self.trials[objective]))]
         is_best = trials["is_best"].astype(bool)
-        trials = trials.assign(series=trials["study"])[[*columns, y, "series"]]
-        others = trials[~is_best].assign(series=trials["series"] + _OTHERS)
+        trials = trials.assign(series=trials["study"])[[*columns, objective, "series"]]
+        other_trials = trials[~is_best].assign(series=trials["series"] + _OTHERS)
         # A dot in the name of a field leads into it.
         fields = {x: x.replace(".", "_") for x in columns}
         marks = [
             *(Marks("line", line) for x in columns for line in self._lines(x)),
-            *(Marks("point", points, size=20) for points in (others, trials[is_best])),
+            *(Marks("point", points, size=20) for points in (other_trials, trials[is_best])),
         ]
-        drawn = {*trials["series"], *others["series"]}
+        series_names = {*trials["series"], *other_trials["series"]}
         looks = {
             name: replace(look, hollow=name != study)
             for study, look in palette(self.trials["study"].unique()).items()
             for name in (study, study + _OTHERS)
-            if name in drawn
+            if name in series_names
         }
-        label = loss_axis(_LABELS[y], cells.runs) if y == "loss" else _LABELS[y]
+        grid_note = ""
+        if self.grids:
+            grid_note = " Lines: the grid around the best, means over new seeds."
+        label = (
+            loss_axis(_LABELS[objective], cells.runs) if objective == "loss" else _LABELS[objective]
+        )
         return Chart(
             f"search{self.suffix}",
             "What was searched",
             f"Trials of each study{self.of_folder}; the best of each study are filled. Trials "
-            "without a value are left out."
-            + " Lines: the grid around the best, means over new seeds."
-            * bool(self.grids),
+            f"without a value are left out.{grid_note}",
             Axis({fields[x]: setting_label(x) for x in columns}, "Against", _kind(trials, columns)),
-            Axis({y: label}, kind=_kind(trials, [y])),
+            Axis({objective: label}, kind=_kind(trials, [objective])),
             [replace(mark, table=mark.table.rename(columns=fields)) for mark in marks],
             looks,
             panels="x",

@@ -92,15 +92,15 @@ def choose_targets(
     several = finals["group"].nunique() > 1
     for group, runs in finals.groupby("group", sort=True):
         where = f" for {group_name(groups, group)}" if several else ""
-        counted, left_out = _best_runs(runs)
+        best_run_numbers, reason_by_batch = _best_runs(runs)
         notes += [
             f"no target is set by global batch {batch}{where}: {why}"
-            for batch, why in left_out.items()
+            for batch, why in reason_by_batch.items()
         ]
-        if counted:
-            losses = _range(runs[runs["run"].isin(counted)])
-            counted_curves = curves[curves["run"].isin(counted)]
-            ranges[int(str(group))], unsettled = _settled(losses, counted_curves, n)
+        if best_run_numbers:
+            losses = _range(runs[runs["run"].isin(best_run_numbers)])
+            best_curves = curves[curves["run"].isin(best_run_numbers)]
+            ranges[int(str(group))], unsettled = _settled(losses, best_curves, n)
             notes += [f"{unsettled}{where}"] if unsettled else []
         else:
             notes.append(f"no target can be chosen{where}")
@@ -139,18 +139,18 @@ def _settled(losses: _LossRange, curves: pd.DataFrame, n: int) -> tuple[_LossRan
     """Raise the hardest target until it is settled; return a note on one that was passed over."""
     if losses.stop >= losses.hardest or not losses.easiest > losses.hardest:
         return losses, None
-    passed = None
+    first_reason = None
     for place in np.linspace(losses.hardest, losses.easiest, _PLACES, endpoint=False).tolist():
         settled = losses._replace(hardest=place)
         # As it will be quoted: rounding may put a target where another loss is crossed.
-        why = why_unsettled(_both_crossings(curves, _spaced(settled, n)[-1]))
-        if why is None:
+        reason = why_unsettled(_both_crossings(curves, _spaced(settled, n)[-1]))
+        if reason is None:
             note = (
                 f"no target is set below {place:.4g}: at {losses.hardest:.4g}, which all reached, "
             )
-            return settled, passed and note + passed
-        passed = passed or why
-    note = f"no target that all runs reached is settled: at {losses.hardest:.4g} {passed}"
+            return settled, first_reason and note + first_reason
+        first_reason = first_reason or reason
+    note = f"no target that all runs reached is settled: at {losses.hardest:.4g} {first_reason}"
     return losses, note
 
 
@@ -167,21 +167,21 @@ def _best_runs(runs: pd.DataFrame) -> tuple[list[int], dict[object, str]]:
     """Choose the runs at each batch's best learning rate; say why batches have none."""
     rates = column_of(runs, "learning_rate").fillna(0.0)
     runs = runs.assign(rate=rates, worst=runs["final_loss"].fillna(np.inf))
-    counted: list[int] = []
-    left_out: dict[object, str] = {}
+    best_run_numbers: list[int] = []
+    reason_by_batch: dict[object, str] = {}
     for batch, cell in runs.groupby("global_batch_size"):
         worst = cell.groupby("rate")["worst"].max()
         if np.isfinite(worst.min()):
             is_best = cell["rate"].eq(float(str(worst.idxmin())))
-            counted += cell["run"][is_best].tolist()
+            best_run_numbers += cell["run"][is_best].tolist()
             continue
         losses = cell["final_loss"]
         kinds = {"diverged": losses.eq(np.inf), "measured no loss": losses.isna()}
         counts = [f"{lost.sum()} {what}" for what, lost in kinds.items() if lost.any()]
         where = "at every learning rate some run is lost: " if len(worst) > 1 else ""
         runs_text = f"of {count_text(len(cell), 'run')}, {list_text(counts, 'and')}"
-        left_out[batch] = where + runs_text
-    return counted, left_out
+        reason_by_batch[batch] = where + runs_text
+    return best_run_numbers, reason_by_batch
 
 
 def _range(runs: pd.DataFrame) -> _LossRange:

@@ -58,25 +58,27 @@ def recognise(table: pd.DataFrame, columns: Mapping[str, str]) -> tuple[pd.DataF
     table = table.set_axis(headers, axis=1)
     # W&B writes its own count of calls as `Step`.
     names = {plain(column): column for column in headers if column != "Step"}
-    theirs_of = dict(columns)
-    has_loss = "loss" in theirs_of or not names.keys().isdisjoint(("loss", *ALIASES["loss"]))
-    of_steps = "optimizer_step" if has_loss else "steps_to_target"
+    column_of_name = dict(columns)
+    has_loss = "loss" in column_of_name or not names.keys().isdisjoint(("loss", *ALIASES["loss"]))
+    step_name = "optimizer_step" if has_loss else "steps_to_target"
     unused = []
     for name, aliases in ALIASES.items():
-        if name in theirs_of:
+        if name in column_of_name:
             continue
-        possible = [*aliases, *_STEPS * (name == of_steps)]
+        possible = [*aliases, *_STEPS] if name == step_name else aliases
         matches = [names[alias] for alias in possible if alias in names]
-        matches = [column for column in matches if column not in theirs_of.values()]
+        matches = [column for column in matches if column not in column_of_name.values()]
         if name in names:
             matches = [names[name]]
         if name == "run" and len(matches) > 1:
             codes = {pd.factorize(table[column])[0].tobytes() for column in matches}
             if len(codes) == 1:
                 del matches[1:]  # Each tells the same runs apart.
-        is_optional = name in _NOT_NEEDED or (name == "samples" and "optimizer_step" in theirs_of)
+        is_optional = name in _NOT_NEEDED or (
+            name == "samples" and "optimizer_step" in column_of_name
+        )
         if len(matches) == 1:
-            theirs_of[name] = matches[0]
+            column_of_name[name] = matches[0]
         elif matches and is_optional:
             unused.append(f"not used, for several could be {name}: {', '.join(matches)}")
         elif matches:
@@ -84,18 +86,20 @@ def recognise(table: pd.DataFrame, columns: Mapping[str, str]) -> tuple[pd.DataF
                 f"several columns could be {name}: {', '.join(matches)}; say which with "
                 f"--column {name}={matches[0]}, or rename it"
             )
-    suspects = [theirs for name, theirs in names.items() if _IN_TOKENS.fullmatch(name)]
-    if suspects and "global_batch_size" not in theirs_of:
+    suspects = [column for name, column in names.items() if _IN_TOKENS.fullmatch(name)]
+    if suspects and "global_batch_size" not in column_of_name:
         raise AnalysisError(
             f"global_batch_size counts samples, and {suspects[0]} counts tokens; divide it by the "
             "tokens of a sample and name the column global_batch_size"
         )
     notes = [
-        f"{theirs} is taken for {name}" for name, theirs in theirs_of.items() if theirs != name
+        f"{column} is taken for {name}" for name, column in column_of_name.items() if column != name
     ]
     # A column with our name, where the user gave another column for that name.
-    shadowed = {name: f"{name} (not used)" for name in theirs_of if name in table}
-    renamed = table.rename(columns={**shadowed, **{old: new for new, old in theirs_of.items()}})
+    shadowed = {name: f"{name} (not used)" for name in column_of_name if name in table}
+    renamed = table.rename(
+        columns={**shadowed, **{old: new for new, old in column_of_name.items()}}
+    )
     return renamed, notes + unused
 
 
@@ -113,8 +117,8 @@ def _refuse_given(headers: Sequence[str], columns: Mapping[str, str]) -> None:
         if column not in headers:
             have = ", ".join(headers)
             raise AnalysisError(f"the table has no column {column!r}; it has: {have}")
-    theirs = [*columns.values()]
-    if twice := [column for column in theirs if theirs.count(column) > 1]:
+    column_names = [*columns.values()]
+    if twice := [column for column in column_names if column_names.count(column) > 1]:
         raise AnalysisError(
             f"one column cannot be two things: {twice[0]!r} is given more than once"
         )

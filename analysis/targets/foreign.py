@@ -316,18 +316,21 @@ def _translate_statuses(rows: pd.DataFrame, notes: list[str]) -> None:
     texts = column_of(rows, "status").dropna().astype(str)
     # `TrialState.FAIL` of Optuna, `CANCELLED by 1000` of Slurm.
     words = {text: text.rpartition(".")[2].partition(" by ")[0] for text in texts.unique()}
-    ours = {text: _STATUS_OF.get(plain(word)) for text, word in words.items()}
-    for text, status in ours.items():
+    status_of_text = {text: _STATUS_OF.get(plain(word)) for text, word in words.items()}
+    for text, status in status_of_text.items():
         if status is None:
             raise AnalysisError(
                 f"status {text!r} ({texts.eq(text).sum()} rows) may be that of a run that ended, "
                 f"or was cut off; write what it was: {', '.join(Status)}. If the column says "
                 "something else, rename it"
             )
-    taken = [f"{text} for {status}" for text, status in ours.items() if text.lower() != status]
-    notes += [f"of status, {', '.join(taken)} is taken"] * bool(taken)
+    translations = [
+        f"{text} for {status}" for text, status in status_of_text.items() if text.lower() != status
+    ]
+    if translations:
+        notes.append(f"of status, {', '.join(translations)} is taken")
     if "status" in rows:
-        rows["status"] = texts.map(ours).reindex(rows.index).astype(object)
+        rows["status"] = texts.map(status_of_text).reindex(rows.index).astype(object)
 
 
 def _count_from_1(rows: pd.DataFrame, first_step: int | None) -> None:

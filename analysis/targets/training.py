@@ -87,8 +87,8 @@ def _path(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Return training and held-out loss of a run wherever both are known.
 
-    The training loss at an evaluation is the mean over samples within half an interval of
-    evaluations before and after: one side alone would lag, and more so where the loss falls fast.
+    The training loss at an evaluation is the mean over samples from half an interval before it to
+    half an interval after it; a mean over one side would lag where the loss falls fast.
     """
     (samples, losses), (places, held_out) = (
         rows.sort_values("samples").drop(columns="run").to_numpy(dtype=np.float64).T

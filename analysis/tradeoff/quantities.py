@@ -86,8 +86,9 @@ def estimate_of(fit: Fitted, name: str) -> Estimate:
 def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
     """Return the largest batch size within an overhead of samples over a reference batch size.
 
-    For the two-term form (1 + overhead) reference + overhead b/a, whose interval is that of b/a
-    moved along. With a free exponent the interval is that of its logarithm by linear propagation.
+    For the two-term form it is (1 + overhead) reference + overhead b/a, and the interval is that of
+    b/a, scaled and shifted by the same formula. With a free exponent the interval is that of its
+    logarithm by linear propagation.
     """
     if not fit.is_fitted:
         return _unfitted(fit, "overhead_batch_size", "samples")
@@ -98,13 +99,16 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
     method = _method(fit)
     if fit.form == "free_exponent":
         value = _overhead_root(fit.theta[0], reference, 1 + overhead)
-        reach = _log_reach(fit, lambda t: math.log(_overhead_root(t, reference, 1 + overhead)))
-        low, high = value * math.exp(-reach), value * math.exp(reach)
+        log_half_width = _log_reach(
+            fit, lambda t: math.log(_overhead_root(t, reference, 1 + overhead))
+        )
+        low, high = value * math.exp(-log_half_width), value * math.exp(log_half_width)
         method = method.replace("score interval", "linear propagation")
     else:
+        log_ratio = float(fit.theta[0, 1])
         low, value, high = (
-            (1 + overhead) * reference + overhead * math.exp(float(fit.theta[0, 1]) + end)
-            for end in (fit.critical_ends[0], 0.0, fit.critical_ends[1])
+            (1 + overhead) * reference + overhead * math.exp(log_ratio + log_shift)
+            for log_shift in (fit.critical_ends[0], 0.0, fit.critical_ends[1])
         )
     estimate = Estimate(value, low, high, fit.measurements.n_seeds, "samples", method, definition)
     reason = _undecided(fit, fit.critical_ends, upper_only=True)

@@ -72,9 +72,9 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> dict[str, Any
     if len(grid.cells) > 1:
         raise ConfigError(f"`probe` is about one combination of settings; given {len(grid.cells)}")
     # What a probe replaces may be wrong in the settings.
-    held = solve_batch(set_values(grid.cells[0].settings, _SHORT_RUN), "micro_batch_size")
+    batch = solve_batch(set_values(grid.cells[0].settings, _SHORT_RUN), "micro_batch_size")
     candidates = enumerate_geometries(
-        held.global_batch_size, data_parallel_sizes=[held.data_parallel_size], nodes=held.nodes
+        batch.global_batch_size, data_parallel_sizes=[batch.data_parallel_size], nodes=batch.nodes
     )
     sweep, specs = _plan_trainings(grid, candidates, machine)
     is_on_cpu = specs[0].device_type == "cpu"

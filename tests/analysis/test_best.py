@@ -58,9 +58,9 @@ def test_intervals_are_those_of_paired_differences():
     rng = np.random.default_rng(0)
     values = rng.normal([0, 1, 2], 0.5, (6, 3)) + rng.normal(size=(6, 1))
     values[:2, 2] = np.nan
-    rivals = compare_with_best(table_of(values[None]))
-    assert rivals["best"].tolist() == [0, 0]
-    assert rivals["n"].tolist() == [6, 4]
+    differences = compare_with_best(table_of(values[None]))
+    assert differences["best"].tolist() == [0, 0]
+    assert differences["n"].tolist() == [6, 4]
     for contests in (1, 3, 40, 1000):
         expected = []
         for other in (1, 2):
@@ -68,7 +68,7 @@ def test_intervals_are_those_of_paired_differences():
             error = apart.std(ddof=1) / np.sqrt(len(apart))
             low, _ = stats.t.interval(1 - 0.05 / contests, len(apart) - 1, apart.mean(), error)
             expected.append(low > 0)
-        assert is_worse(rivals, contests).tolist() == expected
+        assert is_worse(differences, contests).tolist() == expected
 
 
 @pytest.mark.slow
@@ -79,8 +79,8 @@ def test_a_tie_is_seldom_called_a_win(candidates, tied, seeds):
     rng = np.random.default_rng(1)
     means = np.where(np.arange(candidates) < tied, 0.0, 30.0)
     sweeps = rng.normal(means, 1.0, (1000, seeds, candidates)) + rng.normal(size=(1000, seeds, 1))
-    rivals = compare_with_best(table_of(sweeps))
-    wrong = is_worse(rivals, 1).groupby(rivals["contest"]).all().mean()
+    differences = compare_with_best(table_of(sweeps))
+    wrong = is_worse(differences, 1).groupby(differences["contest"]).all().mean()
     assert wrong < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 1000)
     if tied == 2:
         assert wrong > 0.03

@@ -74,13 +74,13 @@ class Tree:
         self.now_s = 100.0
         self.spent_s, self.cost_s = 0.0, 0.001
         self.waited_s: dict[str, float] = {}
-        monkeypatch.setattr(contention, "_taken_below", self.taken_below)
+        monkeypatch.setattr(contention, "_process_times_below", self.taken_below)
         monkeypatch.setattr(contention.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(contention.time, "thread_time", self.thread_time)
 
-    def taken_below(self, root: int) -> dict[str, contention._Taken]:
+    def taken_below(self, root: int) -> dict[str, contention._ProcessTimes]:
         assert root == 1
-        return {name: contention._Taken(s, 4 * s) for name, s in self.waited_s.items()}
+        return {name: contention._ProcessTimes(s, 4 * s) for name, s in self.waited_s.items()}
 
     def thread_time(self) -> float:
         self.spent_s += self.cost_s
@@ -169,8 +169,8 @@ def test_processes_below_are_asked_and_the_one_above_is_not() -> None:
     ) as program:
         assert program.stdout is not None
         program.stdout.readline()
-        taken = contention._taken_below(os.getpid())
-        below = contention._taken_below(program.pid)
+        taken = contention._process_times_below(os.getpid())
+        below = contention._process_times_below(program.pid)
         program.communicate(b"\n")
     (worker,) = below
     # Other tests of this process may have left it children of their own.
@@ -178,7 +178,7 @@ def test_processes_below_are_asked_and_the_one_above_is_not() -> None:
     assert os.getpid() not in {process.pid for process in taken}
     assert below[worker].processor_s > 0
     assert below[worker].waited_s >= 0
-    assert contention._taken_below(program.pid) == {}
+    assert contention._process_times_below(program.pid) == {}
 
 
 def test_processor_time_is_that_of_all_threads_and_of_no_wait() -> None:

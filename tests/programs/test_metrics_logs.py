@@ -489,7 +489,7 @@ def test_garbage_is_a_log_or_an_error_and_never_a_crash(
         ({"pattern": r"(?P<optimizer_step>\d+) (?P<los>.)"}, "pattern names los; what can be"),
         ({"units": {}}, r"one of s, ms, us, min, h; read: \['step_time_s'\], given \{\}"),
         ({"units": {"step_time_s": "ms", "data_s": "s"}}, r"\['step_time_s'\], given .*data_s"),
-        ({"loss_of": None}, "loss_of must say what the program's loss is a mean over"),
+        ({"loss_of": None}, "loss is read, and loss_of is not set: set it to"),
     ],
 )
 def test_settings_that_cannot_be_right(change: dict[str, Any], match: str) -> None:

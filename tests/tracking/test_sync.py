@@ -40,7 +40,7 @@ def three_runs(fake_training):
 
 def waiting(sweep) -> list[str]:
     uploads = uploads_of(sweep.path)
-    return sorted([*uploads.offline, *uploads.lacking])
+    return sorted([*uploads.offline, *uploads.missing_runs])
 
 
 def sync(sweep, capsys, *options: str) -> tuple[int, str]:
@@ -316,7 +316,7 @@ def test_every_end_of_a_run_is_uploaded_and_only_ends(sweep, fake_training) -> N
         training.status.write(training.folder.status)
     uploads = uploads_of(sweep.path)
     ends = {"completed", "oom", "diverged", "timeout", "failed", "interrupted", "pruned"}
-    assert set(uploads.lacking) == {f"run-{status}" for status in ends}
+    assert set(uploads.missing_runs) == {f"run-{status}" for status in ends}
     assert set(uploads.open) == {"run-pending", "run-running"}
     assert (uploads.uploaded, uploads.damaged) == ([], {})
 
@@ -331,7 +331,7 @@ def test_what_counts_as_uploaded(sweep, fake_training) -> None:
         state.write(training.folder)
         assert MirrorState.read(training.folder) == state
         uploads = uploads_of(sweep.path)
-        places = "uploaded", "offline", "lacking"
+        places = "uploaded", "offline", "missing_runs"
         (place,) = (place for place in places if "run-a" in getattr(uploads, place))
         return place
 
@@ -341,8 +341,9 @@ def test_what_counts_as_uploaded(sweep, fake_training) -> None:
     assert stands(MirrorState("p", None, "online", content)) == "uploaded"
     assert stands(MirrorState("p", None, "offline", content)) == "offline"
     for mode in ("online", "offline"):
-        assert stands(MirrorState("p", None, mode, None)) == "lacking"  # its end was never seen
-        assert stands(MirrorState("p", None, mode, digest_of_end(other))) == "lacking"
+        # Its end was never seen.
+        assert stands(MirrorState("p", None, mode, None)) == "missing_runs"
+        assert stands(MirrorState("p", None, mode, digest_of_end(other))) == "missing_runs"
 
 
 def test_a_run_begun_anew_is_another_one_of_wandb(fake_training) -> None:

@@ -80,7 +80,8 @@ def test_a_checkpoint_whose_rows_are_gone_is_passed_over(folder: RunFolder) -> N
     resumable = find_resumable(folder, "r")
     assert resumable.state is not None
     assert resumable.state["optimizer_step"] == 3
-    assert f"{path} has 4 of the 6 rows before it" in resumable.notes[0]
+    assert f"{path} must have optimizer steps 1 to 6, once each" in resumable.notes[0]
+    assert "it has 4 rows up to there" in resumable.notes[0]
     path.write_bytes(b"".join(rows[:1] + rows[2:]))
     assert find_resumable(folder, "r").state is None
 

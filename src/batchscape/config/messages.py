@@ -31,12 +31,17 @@ def explain(error: ValidationError, root: type) -> str:
     """Return one line for each problem: the key, the rule, the value, and what would work."""
     lines = ["The configuration breaks these rules:"]
     for problem in error.errors(include_url=False):
-        keys, owner = _locate(problem["loc"], root)
+        keys, settings_class = _locate(problem["loc"], root)
         kind, context = problem["type"], problem.get("ctx", {})
         message = problem["msg"].removeprefix("Value error, ")
+        # `sweeps` is the folder of the file, not a setting: `_TEXTS` says why it stands there.
         if kind in _UNKNOWN and keys != ["sweeps"]:
-            hints = {} if owner is None else get_type_hints(owner, include_extras=True)
-            message = "unknown setting" + suggest(keys[-1], [*starmap(key_of, hints.items())])
+            type_hints = (
+                {}
+                if settings_class is None
+                else get_type_hints(settings_class, include_extras=True)
+            )
+            message = "unknown setting" + suggest(keys[-1], [*starmap(key_of, type_hints.items())])
         elif kind in _TEXTS:
             message = _TEXTS[kind]
         elif kind == "union_tag_invalid":
@@ -61,7 +66,7 @@ def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type 
     out.
     """
     keys: list[str] = []
-    owner: type | None = root
+    settings_class: type | None = root
     members: list[type] = [root]
     for part in location:
         chosen_members = [c for c in members if len(members) > 1 and part in tags_of(c)]
@@ -69,10 +74,10 @@ def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type 
             members = chosen_members
             continue
         keys.append(str(part))
-        owner = members[0] if len(members) == 1 else None
-        hint = get_type_hints(owner).get(str(part)) if owner is not None else None
+        settings_class = members[0] if len(members) == 1 else None
+        hint = get_type_hints(settings_class).get(str(part)) if settings_class is not None else None
         members = members_of(hint)
-    return keys, owner
+    return keys, settings_class
 
 
 def tags_of(member: type) -> tuple[object, ...]:

@@ -89,11 +89,14 @@ class _LoggedMetrics:
                 f"units must say the unit of each time that is read, one of "
                 f"{', '.join(get_args(TimeUnit))}; read: {sorted(times)}, given {self.units}"
             )
-        if ("loss" in names) != (self.loss_of is not None):
+        if "loss" in names and self.loss_of is None:
             raise ValueError(
-                "loss_of must say what the program's loss is a mean over, where a loss is read: "
-                "global_batch, or other (the part of one rank, one micro-batch, several steps); "
-                f"given {self.loss_of}, read: {sorted(names)}"
+                "loss is read, and loss_of is not set: set it to global_batch or other"
+            )
+        if "loss" not in names and self.loss_of is not None:
+            raise ValueError(
+                f"loss_of={self.loss_of} is set, and no loss is read: read a loss or leave loss_of "
+                f"out; read: {', '.join(sorted(names))}"
             )
 
 

@@ -116,6 +116,7 @@ def _store(
     except OSError as error:
         if not (folder / "manifest.json").exists():
             raise BatchscapeError(
-                f"prepared data cannot be written to {folder}: {error}; XDG_CACHE_HOME moves it"
+                f"prepared data cannot be written to {folder}: {error}; set XDG_CACHE_HOME to a "
+                "folder that can be written"
             ) from None
     return content

@@ -169,6 +169,7 @@ def _write_listing(digest: str, parts: _Parts) -> Path:
         write_json(folder / _LISTING, listing)
     except OSError as error:
         raise BatchscapeError(
-            f"prepared data cannot be written to {folder}: {error}; XDG_CACHE_HOME moves it"
+            f"prepared data cannot be written to {folder}: {error}; set XDG_CACHE_HOME to a "
+            "folder that can be written"
         ) from None
     return folder

@@ -272,7 +272,7 @@ def _shard(
 
 
 def _take_from_first_rank(module: nn.Module, device: torch.device) -> None:
-    """Put what is not cut yet on the device, with the numbers of the first rank."""
+    """Copy every tensor that FSDP has not cut to the device, with the values of rank 0."""
     replacements: dict[int, Tensor] = {}
     """New tensor by the id of the old one: modules that share one go on to share it."""
     for owner in module.modules():

@@ -22,11 +22,11 @@ def unreached(module: nn.Module, loss: Tensor) -> list[str]:
 def graph_of(loss: Tensor) -> Iterator[Node]:
     """Go through the nodes of the graph of a loss, each once."""
     visited: set[Node] = set()
-    waiting = [] if loss.grad_fn is None else [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
+    node_stack = [] if loss.grad_fn is None else [loss.grad_fn]
+    while node_stack:
+        node = node_stack.pop()
         if node in visited:
             continue
         visited.add(node)
         yield node
-        waiting += [following for following, _ in node.next_functions if following is not None]
+        node_stack += [following for following, _ in node.next_functions if following is not None]

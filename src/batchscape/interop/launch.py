@@ -102,7 +102,7 @@ class Launch:
     is_counted: bool = True
     """False where only running it would tell how many processes start."""
     job: Job = field(default_factory=Job)
-    starter: str = ""
+    task_starter: str = ""
     """The program that starts it in each task, as srun."""
     length: str = ""
     """The argument of the script that gives the length of a sequence."""
@@ -149,7 +149,7 @@ def read_script(
         if (launcher := _launcher_of(command.words))
     ]
     # Plain Python in such a script mostly prepares the data.
-    is_launch = [launcher.program != "python" or launcher.starter for _, launcher in launches]
+    is_launch = [launcher.program != "python" or launcher.task_starter for _, launcher in launches]
     launches = [*compress(launches, is_launch)] or launches
     if len(launches) != 1:
         lines = ", ".join(str(command.line) for command, _ in launches)
@@ -171,7 +171,7 @@ class _Launcher:
     """The launcher of a command, with the words around it."""
 
     program: str
-    starter: str
+    task_starter: str
     """The program before it that starts it in several tasks."""
     task_options: Sequence[str]
     words: Sequence[str]
@@ -193,9 +193,9 @@ def _launcher_of(words: Sequence[str]) -> _Launcher | None:
     before, start = (text.count("\n", 0, at) for at in match.span())
     names = [PurePath(word).name for word in words[:before]]
     at = next((index for index, name in enumerate(names) if name in _STARTERS), before)
-    starter = "".join(names[at : at + 1])
+    task_starter = "".join(names[at : at + 1])
     options = options_of_step(words[at + 1 : before])
-    return _Launcher(str(match.lastgroup), starter, options, words[start:])
+    return _Launcher(str(match.lastgroup), task_starter, options, words[start:])
 
 
 def _read_launch(
@@ -207,7 +207,7 @@ def _read_launch(
     flags: Mapping[str, str],
     has_device_count: bool,
 ) -> Launch:
-    program, starter = launcher.program, launcher.starter
+    program, task_starter = launcher.program, launcher.task_starter
     options, rest = _launcher_options(launcher.words, SWITCHES[program].split())
     arguments = _arguments(name, rest if program == "litgpt" else rest[1:], flags)
     refuse_parallelism(Source(name, options | arguments))
@@ -219,17 +219,17 @@ def _read_launch(
     for key in open_counts:
         del counts[key]
     has_open_tasks = has_device_count and any(map(is_unknown, launcher.task_options))
-    if starter == "srun" and not has_open_tasks:
+    if task_starter == "srun" and not has_open_tasks:
         job = with_options(f"{name} (srun)", launcher.task_options, job)
-    elif starter:
+    elif task_starter:
         job = replace(job, ntasks=None, ntasks_per_node=None)
     source = Source(f"{name} ({program})", options, is_text=True)
     # The words behind -- are another command, which may run elsewhere.
     ids = command.variables.get("CUDA_VISIBLE_DEVICES")
     visible = None if "--" in rest else count_of_ids(ids)
     visible_job = job if ids is None else replace(job, gpus=None, gpus_per_node=visible)
-    facts = _processes(program, source, visible_job, starter)
-    if program == "python" and not starter and visible == 1:
+    facts = _processes(program, source, visible_job, task_starter)
+    if program == "python" and not task_starter and visible == 1:
         # With more devices the script may start processes, or spread its batches over them.
         facts["devices"] = Fact(1, "CUDA_VISIBLE_DEVICES names", source.name)
     for key in ("devices", "nodes") if open_counts else ():
@@ -249,7 +249,7 @@ def _read_launch(
         visible,
         not open_counts,
         job,
-        starter,
+        task_starter,
         next((key for key in arguments if re.search(r"seq.*len|block_size", key)), ""),
     )
 
@@ -287,7 +287,7 @@ def _refuse_unknown(
         )
 
 
-def _processes(launcher: str, source: Source, job: Job, starter: str) -> dict[str, Fact]:
+def _processes(launcher: str, source: Source, job: Job, task_starter: str) -> dict[str, Fact]:
     """Read the options of a launcher; without devices where only the machine would tell."""
     if launcher == "torchrun":
         return _torchrun_processes(source, job)
@@ -304,7 +304,7 @@ def _processes(launcher: str, source: Source, job: Job, starter: str) -> dict[st
             nodes=source.fact("num_machines", "count"),
             accumulation=source.fact("gradient_accumulation_steps", "count"),
         )
-    if launcher == "python" and starter == "srun":
+    if launcher == "python" and task_starter == "srun":
         counts = {"devices": (job.tasks, "tasks of srun"), "nodes": (job.nodes, "nodes")}
         return {
             name: Fact(count, key, source.name) for name, (count, key) in counts.items() if count

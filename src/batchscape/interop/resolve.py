@@ -90,28 +90,29 @@ def gather(
         )
         text = " ".join((*variables, shlex.join(command[len(heads) :])))
         launch = read_script(COMMAND_LINE, text, flags, has_device_count=is_counted)
-    read = _Files([path for path in files if is_configuration(path)])
+    config_files = _Files([path for path in files if is_configuration(path)])
     for name, kind in launch.files:
-        read.named(name, kind, scripts[0].parent if scripts else Path())
-    while read.pending:
-        read.file(read.pending[0])
+        config_files.read_named(name, kind, scripts[0].parent if scripts else Path())
+    while config_files.pending:
+        config_files.read(config_files.pending[0])
 
-    arguments, file = launch.script, read.statements["program"]
+    arguments, file = launch.script, config_files.statements["program"]
     is_litgpt = arguments.kind == "litgpt"
     states_batch = arguments.states("micro", "accumulation", "total")
     unread = file if states_batch and not is_litgpt else NOTHING
     order = (arguments, file) if states_batch or is_litgpt else (file, arguments)
     programs = tuple(one for one in order if one and one is not unread)
-    for statement in (*programs, read.statements["accelerate"]):
-        name, first = str(statement.others.get("deepspeed")), read.statements["deepspeed"].source
+    for statement in (*programs, config_files.statements["accelerate"]):
+        name = str(statement.others.get("deepspeed"))
+        first = config_files.statements["deepspeed"].source
         if name.endswith(".json") and Path(name).name != Path(first).name:
-            read.named(name, "deepspeed", Path(statement.source).parent)
+            config_files.read_named(name, "deepspeed", Path(statement.source).parent)
     return Setup(
         launch,
         programs,
         unread,
-        read.statements["deepspeed"],
-        read.statements["accelerate"],
+        config_files.statements["deepspeed"],
+        config_files.statements["accelerate"],
         devices,
     )
 
@@ -125,7 +126,7 @@ class _Files:
         self.statements = dict.fromkeys(("deepspeed", "accelerate", "program"), NOTHING)
         self.paths: set[Path] = set()
 
-    def named(self, name: str, kind: str, base: Path) -> None:
+    def read_named(self, name: str, kind: str, base: Path) -> None:
         """Read a file that a command or another file names."""
         same_name = [path for path in self.pending if path.name == Path(name).name]
         places = (*same_name, Path(name), base / name)
@@ -135,9 +136,9 @@ class _Files:
                 f"{name} is named as a configuration, and is neither here nor beside the file that "
                 "names it; give it too: batchscape check-config FILE FILE"
             )
-        self.file(path, kind)
+        self.read(path, kind)
 
-    def file(self, path: Path, kind: str = "") -> None:
+    def read(self, path: Path, kind: str = "") -> None:
         """Read a file, of which there is one in each role."""
         self.pending = [other for other in self.pending if other != path]
         if path.resolve() in self.paths:

@@ -134,7 +134,7 @@ def _job_nodes(setup: Setup, _: Running) -> Findings:
     in_job = launch.job.nodes
     if nodes and in_job and nodes.value != in_job:
         # One launcher alone may be meant for one of the nodes; one on each node is not.
-        may_be_one_node = not launch.starter and nodes.value < in_job
+        may_be_one_node = not launch.task_starter and nodes.value < in_job
         yield (
             "warning" if may_be_one_node else "error",
             f"{nodes.origin} is not the {in_job} nodes of the job"
@@ -146,11 +146,11 @@ def _job_nodes(setup: Setup, _: Running) -> Findings:
 def _job_tasks(setup: Setup, _: Running) -> Findings:
     """Each of several tasks may start a launcher with all of its processes."""
     launch, tasks = setup.launch, setup.launch.job.tasks_on_node
-    if launch.starter and launch.launcher != "python" and tasks and tasks > 1:
+    if launch.task_starter and launch.launcher != "python" and tasks and tasks > 1:
         yield (
             "error",
-            f"{launch.name}: {launch.starter} starts {tasks} tasks on a node, and each of them a "
-            "launcher with all of its processes",
+            f"{launch.name}: {launch.task_starter} starts {tasks} tasks on a node, and each "
+            "task starts a launcher with all its processes",
             "start one task a node: --ntasks-per-node=1",
         )
 

@@ -60,7 +60,7 @@ _VARIABLE = re.compile(r"(\w+)(\[[@*]\])?(?:(:?-)(.*))?", re.DOTALL)
 _BLANKS = re.compile(r"[ \t\n]+")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 """Replaces the blanks of a command that is not run, so that they end no word."""
-_ELEMENT = "\ue0ff"
+_ELEMENT_MARK = "\ue0ff"
 """Stands before each element of an array."""
 _QUOTES = {ord(one): 0xE000 + ord(one) for one in "'\"\\"}
 """Replaces what is part of a value by what shlex takes for letters."""
@@ -172,31 +172,34 @@ class _Script:
         self.variables[name] = self.variables.get(name, "") * is_appended + value
 
     def _words(self, text: str, *, is_whole: bool = False) -> list[str]:
-        """Expand one word of the script: blanks in unquoted values end words unless it is whole."""
-        hidden = _HIDDEN if is_whole else _QUOTES
+        """Return the words that one word of the script becomes.
 
-        def expanded(piece: re.Match[str]) -> str:
+        Where it is whole, a blank in an unquoted value does not split it.
+        """
+        hiding_table = _HIDDEN if is_whole else _QUOTES
+
+        def expand_piece(piece: re.Match[str]) -> str:
             if piece["value"]:
-                return self._value(piece["value"]).translate(hidden)
+                return self._value(piece["value"]).translate(hiding_table)
             if piece["text"]:
-                return f'"{_IN_TEXT.sub(in_text, piece["text"])}"'
+                return f'"{_IN_TEXT.sub(expand_quoted, piece["text"])}"'
             if piece["array"]:
-                inner = filter(None, _WORD.findall(piece["array"][1:-1]))
-                elements = [element for each in inner for element in self._words(each)]
-                return "".join(_ELEMENT + element.translate(_HIDDEN) for element in elements)
+                element_words = filter(None, _WORD.findall(piece["array"][1:-1]))
+                elements = [element for each in element_words for element in self._words(each)]
+                return "".join(_ELEMENT_MARK + element.translate(_HIDDEN) for element in elements)
             if piece["elements"] in self.variables:
                 # `"${NAME[@]}"`: each element is a word.
-                _, *elements = self.variables[piece["elements"]].split(_ELEMENT)
+                _, *elements = self.variables[piece["elements"]].split(_ELEMENT_MARK)
                 return " ".join(f'"{element.translate(_HIDDEN)}"' for element in elements)
             return piece[0]
 
-        def in_text(piece: re.Match[str]) -> str:
+        def expand_quoted(piece: re.Match[str]) -> str:
             value = self._value(piece["value"]) if piece["value"] else piece["escaped"] or ""
             return value.translate(_HIDDEN)
 
         # A carriage return is a blank for shlex, and a letter for a shell.
-        plain = _PIECE.sub(expanded, text).replace("\r", "\r".translate(_HIDDEN))
-        return [word.translate(_SHOWN) for word in shlex.split(plain)]
+        hidden_text = _PIECE.sub(expand_piece, text).replace("\r", "\r".translate(_HIDDEN))
+        return [word.translate(_SHOWN) for word in shlex.split(hidden_text)]
 
     def _value(self, piece: str) -> str:
         """Expand a substitution; an unknown one stays as it is written."""
@@ -214,10 +217,10 @@ class _Script:
             return unknown
         if how and (value is None or (not value and how == ":-")):
             return " ".join(word for text in _WORD.findall(default) for word in self._words(text))
-        if value is None or bool(elements) != value.startswith(_ELEMENT):
+        if value is None or bool(elements) != value.startswith(_ELEMENT_MARK):
             # With braces, so that the next letters are no part of the name.
             return unknown if elements else f"${{{name}}}"
-        return value[1:].replace(_ELEMENT, " ") if elements else value
+        return value[1:].replace(_ELEMENT_MARK, " ") if elements else value
 
     def _sum(self, text: str) -> str | None:
         """Evaluate products and quotients of whole numbers; None where the value is not known."""

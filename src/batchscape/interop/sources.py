@@ -384,12 +384,12 @@ def _batch_of(source: Source, kind: str, flags: Mapping[str, str]) -> dict[str, 
 def _read_deepspeed(source: Source, keys: Iterable[str]) -> Statement:
     facts = _batch_of(source, "deepspeed", {})
     facts |= facts_of(clipping=source.fact("gradient_clipping", "number", auto=True))
-    halves = source.flags("fp16.enabled", "bf16.enabled", auto=True)
+    half_precision_flags = source.flags("fp16.enabled", "bf16.enabled", auto=True)
     # DeepSpeed passes over keys that it does not know: each with the nearest known one.
-    unknown = {key: near_names(key, _DEEPSPEED_KEYS, share=_NEAR) for key in keys}
-    misspelt = {key: near[0] for key, near in unknown.items() if near and near[0] != key}
-    others = {"halves": halves, "misspelt": misspelt}
-    return Statement("deepspeed", source.name, facts, others=others)
+    near_by_key = {key: near_names(key, _DEEPSPEED_KEYS, share=_NEAR) for key in keys}
+    misspelt = {key: near[0] for key, near in near_by_key.items() if near and near[0] != key}
+    other_facts = {"halves": half_precision_flags, "misspelt": misspelt}
+    return Statement("deepspeed", source.name, facts, others=other_facts)
 
 
 def _read_accelerate(source: Source) -> Statement:

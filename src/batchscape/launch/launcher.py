@@ -309,7 +309,10 @@ class Launcher:
         self._stop(f"{trouble}; make space, then the same command goes on")
 
     def _stop_if_asked(self) -> bool:
-        """After a signal ask all ranks to end, after two kill them; return whether to stop."""
+        """Ask all ranks to end after one signal, kill them after two.
+
+        Return whether no more runs start.
+        """
         if not self._signals:
             return self._stop_reason is not None
         reason = f"stopped by {self._signals[0]}"

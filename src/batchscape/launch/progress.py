@@ -242,6 +242,6 @@ def _ended_text(status: RunStatus, speed_unit: str | None) -> str:
 
 @contextmanager
 def _ignore_closed_output() -> Iterator[None]:
-    """Go on where the terminal or the pipe has been closed; Rich ends the program then."""
+    """Ignore a closed terminal or pipe, for which Rich raises SystemExit."""
     with suppress(OSError, SystemExit):
         yield

@@ -20,7 +20,7 @@ _MOST_LOOKS = 1024
 """Looks that are kept: all of the last ones, fewer of what is longer ago."""
 
 
-class _Taken(NamedTuple):
+class _ProcessTimes(NamedTuple):
     """Waits and processor time of a process since its begin."""
 
     waited_s: float
@@ -29,7 +29,7 @@ class _Taken(NamedTuple):
     """Of all its threads."""
 
 
-_NOTHING = _Taken(0.0, 0.0)
+_NOTHING = _ProcessTimes(0.0, 0.0)
 
 
 class Contention(NamedTuple):
@@ -54,11 +54,11 @@ class CoreWaits:
     def since_last(self) -> Contention:
         """Return what has happened since the last call, or since the start."""
         waited_s = self._read()
-        lost = None
+        wait_s = None
         if waited_s is not None and self._waited_s is not None:
-            lost = waited_s - self._waited_s
+            wait_s = waited_s - self._waited_s
         processor_s = time.process_time()
-        contention = Contention(lost, processor_s - self._processor_s)
+        contention = Contention(wait_s, processor_s - self._processor_s)
         self._waited_s, self._processor_s = waited_s, processor_s
         return contention
 
@@ -81,7 +81,7 @@ class TreeWaits:
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._taken: dict[psutil.Process, _Taken] = {}
+        self._last_times: dict[psutil.Process, _ProcessTimes] = {}
         self._due = 0.0
         self._looks = [(time.monotonic(), 0.0, 0.0)]
         """Instant, and until then the longest waits and the time on cores, added up."""
@@ -90,19 +90,23 @@ class TreeWaits:
         """Ask what every process has taken, no oftener than costs a hundredth of the time."""
         if time.monotonic() < self._due:
             return
-        spent = time.thread_time()
-        taken = _taken_below(self._root)
+        look_began_s = time.thread_time()
+        times_by_process = _process_times_below(self._root)
         now = time.monotonic()
-        if taken:
-            before = {process: self._taken.get(process, _NOTHING) for process in taken}
-            waits_s = (taken[p].waited_s - before[p].waited_s for p in taken)
-            cores_s = (taken[p].processor_s - before[p].processor_s for p in taken)
+        if times_by_process:
+            before = {
+                process: self._last_times.get(process, _NOTHING) for process in times_by_process
+            }
+            waits_s = (times_by_process[p].waited_s - before[p].waited_s for p in times_by_process)
+            cores_s = (
+                times_by_process[p].processor_s - before[p].processor_s for p in times_by_process
+            )
             _, waited_s, on_cores_s = self._looks[-1]
             self._looks.append((now, waited_s + max(waits_s), on_cores_s + sum(cores_s)))
-            self._taken |= taken
+            self._last_times |= times_by_process
         if len(self._looks) > _MOST_LOOKS:
             del self._looks[1 : _MOST_LOOKS // 2 : 2]
-        self._due = now + max((time.thread_time() - spent) / _LARGEST_SHARE, _SHORTEST_S)
+        self._due = now + max((time.thread_time() - look_began_s) / _LARGEST_SHARE, _SHORTEST_S)
 
     def share_since(self, begin_s: float) -> float | None:
         """Return the share of the time that was waited, up to the last look."""
@@ -124,14 +128,14 @@ class TreeWaits:
         return (so_far_s[-1] - at_begin_s) / (at_s[-1] - begin_s)
 
 
-def _taken_below(root: int) -> dict[psutil.Process, _Taken]:
+def _process_times_below(root: int) -> dict[psutil.Process, _ProcessTimes]:
     """Return what each process below one has taken; nothing where the system does not tell."""
-    taken = {}
+    times_by_process = {}
     for pid in descendants(root):
         # Processes end while they are looked at.
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
             waited_s = read_wait_s(schedstat(pid).read_bytes())
             times = process.cpu_times()
-            taken[process] = _Taken(waited_s, times.user + times.system)
-    return taken
+            times_by_process[process] = _ProcessTimes(waited_s, times.user + times.system)
+    return times_by_process

@@ -85,13 +85,13 @@ def not_charged() -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    held = _private_bytes()
+    bytes_before = _private_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (_Imposed.before, hard))
     try:
         yield
     finally:
-        kept = max(_private_bytes() - held, 0)
-        resource.setrlimit(resource.RLIMIT_DATA, (_at_most(soft + kept, hard), hard))
+        bytes_kept = max(_private_bytes() - bytes_before, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (_at_most(soft + bytes_kept, hard), hard))
 
 
 def lift_memory_limit() -> None:

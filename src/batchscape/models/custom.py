@@ -48,8 +48,9 @@ def build_custom(config: CustomModel, data: DataIdentity) -> nn.Module:
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if tensor.device.type != "cpu":
             raise ConfigError(
-                f"{where} must build its module on the CPU, where every geometry draws the same "
-                f"numbers; {name} is on {tensor.device}"
+                f"{where} must build its module on the CPU, because only there every geometry "
+                f"starts with the same weights; {name} is on {tensor.device}: leave the move to "
+                "the engine"
             )
         if isinstance(tensor, nn.Parameter) and tensor.dtype != torch.float32:
             raise ConfigError(

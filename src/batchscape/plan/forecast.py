@@ -125,16 +125,16 @@ def forecast(
     beginnings = find_beginnings(launch_order(open_specs), sweep)
     runs = {spec.run_id: _run(spec, step_time, beginnings.get(spec.run_id)) for spec in specs}
     timed = [
-        (spec.geometry.data_parallel_size, taken)
+        (spec.geometry.data_parallel_size, run_time)
         for spec in open_specs
-        if (taken := runs[spec.run_id].run_time_s) is not None
+        if (run_time := runs[spec.run_id].run_time_s) is not None
     ]
     # No run ends before all of its steps are trained, whoever trains the first of them.
     whole_run_times = [
-        taken
+        run_time
         for spec in open_specs
         if spec.run_id in beginnings
-        and (taken := _run(spec, step_time, None).run_time_s) is not None
+        and (run_time := _run(spec, step_time, None).run_time_s) is not None
     ]
     hours = [each for spec in open_specs if (each := runs[spec.run_id].device_hours) is not None]
     return SweepForecast(
@@ -155,15 +155,15 @@ def _makespan(
     launcher, devices = spec.config.launcher, machine.devices(spec.device_type)
 
     def makespan(time_of: Callable[[PredictedRange], float]) -> float:
-        runs = [(ranks, time_of(taken)) for ranks, taken in timed]
+        runs = [(ranks, time_of(run_time)) for ranks, run_time in timed]
         if launcher.concurrent_runs > 1:
             runs.sort(key=lambda run: -run[1])
         queued = makespan_s(runs, devices, launcher.concurrent_runs, launcher.runs_per_device)
         return max([queued, *map(time_of, whole_run_times)])
 
-    low, high = makespan(lambda taken: taken.low), makespan(lambda taken: taken.high)
+    low, high = makespan(lambda run_time: run_time.low), makespan(lambda run_time: run_time.high)
     # A queue of longer runs may be packed better.
-    return PredictedRange(min(low, high), max(low, high), makespan(lambda taken: taken.value))
+    return PredictedRange(min(low, high), max(low, high), makespan(lambda run_time: run_time.value))
 
 
 def _run(

@@ -78,13 +78,13 @@ class Machine:
                     "cluster=this_machine has the devices that it has; choose a device: "
                     f"{known_devices()}"
                 )
-            this = cls.detect()
-            names = {device.name for device in this.cuda_devices}
+            machine = cls.detect()
+            names = {device.name for device in machine.cuda_devices}
             sheet = datasheet_of(names.pop()) if len(names) == 1 else None
             if sheet is not None:
                 sheet = replace(sheet, device=None, devices_per_node=None, nodes=None)
                 cluster = cluster.over(sheet)
-            return replace(this, cluster=cluster)
+            return replace(machine, cluster=cluster)
         major, minor = divmod(round(10 * (cluster.compute_capability or 0)), 10)
         nodes, each = cluster.nodes or 1, cluster.devices_per_node or 1
         devices = tuple(

@@ -79,9 +79,9 @@ def memory_key(spec: RunSpec) -> str:
 
 def _key_without_micro_batch(spec: RunSpec) -> str:
     """Return the key without the micro-batch."""
-    kept = that_affect(spec.config, Affects.MEMORY)
+    memory_settings = that_affect(spec.config, Affects.MEMORY)
     for group in _NO_PART:
-        kept.pop(group, None)
+        memory_settings.pop(group, None)
     geometry = _heaviest(spec)
     ranks = geometry.data_parallel_size
     resolved = {
@@ -95,7 +95,7 @@ def _key_without_micro_batch(spec: RunSpec) -> str:
         "data": spec.data.manifest_hash,
         "source": spec.source_hash,
     }
-    return json.dumps([kept, resolved], sort_keys=True)
+    return json.dumps([memory_settings, resolved], sort_keys=True)
 
 
 def _heaviest(spec: RunSpec) -> BatchGeometry:

@@ -89,15 +89,15 @@ def _fullest_rank(spec: RunSpec, module: nn.Module, ranks: int) -> int:
     stretches of them. A rank keeps the whole gradient of each parameter that its stretch touches.
     Source: `get_flat_partition` in deepspeed/runtime/zero/stage_1_and_2.py, 0.19.8.
     """
-    kept = np.zeros(ranks)
+    numbers_by_rank = np.zeros(ranks)
     for group in build_optimizer(spec.stages[0].optimizer, module).param_groups:
         sizes = [p.numel() for p in group["params"]]
         stretch = max(1, -(-sum(sizes) // ranks))
         begin = 0
         for size in sizes:
-            kept[begin // stretch : (begin + size - 1) // stretch + 1] += size
+            numbers_by_rank[begin // stretch : (begin + size - 1) // stretch + 1] += size
             begin += size
-    return int(kept.argmax())
+    return int(numbers_by_rank.argmax())
 
 
 def _open_deepspeed(cleanup: ExitStack) -> None:

@@ -353,24 +353,26 @@ def overview(sweep: SweepFolder) -> Overview:
     """
     try:
         rows = _csv_rows(sweep.plan)
-        planned = [row["run_id"] for row in rows if row["planned"] == "launch"]
+        launched_ids = [row["run_id"] for row in rows if row["planned"] == "launch"]
     except (OSError, ValueError, KeyError, csv.Error):
-        planned = []  # the plan is derived: a damaged one counts for nothing
+        launched_ids = []  # the plan is derived: a damaged one counts for nothing
     folders = sweep.run_folders()
-    if not folders and not planned:
+    if not folders and not launched_ids:
         raise RecordError(no_runs(sweep.path))
     runs = read_each(run_progress, folders, sweep.path)
-    names = {run.run_id for run in runs}
-    runs += [RunProgress(name, str(Status.PENDING)) for name in planned if name not in names]
-    # A search works between its launches too, and on its trials in another folder.
+    folder_ids = {run.run_id for run in runs}
+    runs += [
+        RunProgress(name, str(Status.PENDING)) for name in launched_ids if name not in folder_ids
+    ]
+    # A search holds its lock between launches; the runs of its trials are in sweep.search.
     locks = (sweep.lock, sweep.search.search_lock, sweep.search_lock)
-    at_work = any(map(is_held, locks)) or any(run.status == Status.RUNNING for run in runs)
+    is_at_work = any(map(is_held, locks)) or any(run.status == Status.RUNNING for run in runs)
     trials = count_trials(sweep)
     is_searching = trials is not None and trials.is_unfinished
     is_unfinished = is_searching or any(run.next.is_work for run in runs)
     return Overview(
         sweep_dir=sweep.path,
-        state="running" if at_work else "interrupted" if is_unfinished else "finished",
+        state="running" if is_at_work else "interrupted" if is_unfinished else "finished",
         launchers=tuple(sorted({run.launcher for run in runs if run.launcher is not None})),
         runs=tuple(sorted(runs, key=lambda run: run.run_id)),
         trials=trials,

@@ -53,23 +53,24 @@ def label_of(folder: RunFolder, sweep_id: str) -> Label:
     try:
         content = read_json(folder.config)
         settings, resolved = passed_settings(content), content["resolved"]
-        parts = ["x".join(str(content["geometry"][factor]) for factor in _FACTORS)]
-        parts += [
+        cell_parts = ["x".join(str(content["geometry"][factor]) for factor in _FACTORS)]
+        cell_parts += [
             settings[group]["name"] for group in _NAMED_GROUPS if "name" in settings.get(group, {})
         ]
         rate = settings.get("optimizer", {}).get("learning_rate")
-        parts += [] if rate is None else [f"{rate:g}"]
-        text = json.dumps(_cell(content, settings), sort_keys=True)
-        cell = " ".join([*parts, hashlib.sha256(text.encode()).hexdigest()[:6]])
-        init, data = resolved["init_seed"], resolved["data_seed"]
-        parts = [cell]
+        cell_parts += [] if rate is None else [f"{rate:g}"]
+        cell_json = json.dumps(_cell(content, settings), sort_keys=True)
+        cell = " ".join([*cell_parts, hashlib.sha256(cell_json.encode()).hexdigest()[:6]])
+        init_seed, data_seed = resolved["init_seed"], resolved["data_seed"]
+        name_parts = [cell]
         if _SEEDS & settings.keys():
-            parts.append(f"s{init}" if init == data else f"s{init}.{data}")
+            seed_text = f"s{init_seed}" if init_seed == data_seed else f"s{init_seed}.{data_seed}"
+            name_parts.append(seed_text)
         if settings["timing_repeat"]:
-            parts.append(f"repeat {settings['timing_repeat']}")
+            name_parts.append(f"repeat {settings['timing_repeat']}")
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamageError(f"{folder.config} is damaged") from error
-    return Label(" ".join(parts)[:_MAX_LETTERS], f"{cell} ({sweep_id})"[:_MAX_LETTERS])
+    return Label(" ".join(name_parts)[:_MAX_LETTERS], f"{cell} ({sweep_id})"[:_MAX_LETTERS])
 
 
 def sweep_id_of(folders: Sequence[RunFolder]) -> str:

@@ -197,7 +197,7 @@ class Mirror:
             else:
                 self._drain(self._live)
                 # A second process continues where the live one has failed.
-                if self._live is None or uploads_of(self._sweep_dir).lacking:
+                if self._live is None or uploads_of(self._sweep_dir).missing_runs:
                     self._drain(self._start("rest"))
         except KeyboardInterrupt:
             self._problems.append("the wait for it was interrupted")

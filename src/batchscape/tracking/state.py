@@ -80,7 +80,7 @@ class Uploads:
     """Runs whose ends the server has."""
     offline: list[str] = field(default_factory=list)
     """Runs whose ends are written offline, and not uploaded by `batchscape sync`."""
-    lacking: list[str] = field(default_factory=list)
+    missing_runs: list[str] = field(default_factory=list)
     """Other runs that have ended, damaged ones included."""
     open: list[str] = field(default_factory=list)
     """Runs that are running or pending."""
@@ -98,16 +98,16 @@ class Uploads:
 
         Parameters
         ----------
-        because : str
-            The reason; empty where it is not known.
+        reason : str
+            Why they were not mirrored; empty where it is not known.
         """
-        ended = len(self.uploaded) + len(self.offline) + len(self.lacking)
-        if not self.lacking:
+        ended_count = len(self.uploaded) + len(self.offline) + len(self.missing_runs)
+        if not self.missing_runs:
             return None
-        reasons = reason or "; ".join(self.damaged.values()) or "it could not go on there"
+        reason_text = reason or "; ".join(self.damaged.values()) or "it could not go on there"
         return (
-            f"Weights & Biases was not updated: it lacks {len(self.lacking)} of {ended} runs "
-            f"({list_text(self.lacking, 'and', 3)}), because {reasons}. "
+            f"Weights & Biases was not updated: it lacks {len(self.missing_runs)} of {ended_count} "
+            f"runs ({list_text(self.missing_runs, 'and', 3)}), because {reason_text}. "
             f"`{sync_command(self.sweep_dir)}` sends what it lacks. "
             f"Details: {SweepFolder(self.sweep_dir).wandb / 'mirror.log'}"
         )
@@ -146,14 +146,14 @@ def uploads_of(sweep_dir: Path) -> Uploads:
             uploads.damaged[name] = str(error)
             # A run of another format version is sent by that version.
             if isinstance(error, DamageError | OSError):
-                uploads.lacking.append(name)
+                uploads.missing_runs.append(name)
             continue
         if not status.status.has_end:
             uploads.open.append(name)
         if not status.status.ended_after_launch:
             continue
         if state is None or state.content != digest_of_end(status):
-            uploads.lacking.append(name)
+            uploads.missing_runs.append(name)
             continue
         uploads.projects.add(state.project)
         (uploads.uploaded if state.mode == "online" else uploads.offline).append(name)

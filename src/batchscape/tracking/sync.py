@@ -83,7 +83,7 @@ def sync(
 
 
 def _names_to_send(sweep: Uploads) -> set[str]:
-    names = {*sweep.offline, *sweep.lacking} - sweep.damaged.keys()
+    names = {*sweep.offline, *sweep.missing_runs} - sweep.damaged.keys()
     if sweep.lacks_report:
         names.add("report")
     if sweep.lacks_workspace and (names or sweep.uploaded):

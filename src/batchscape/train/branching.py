@@ -61,7 +61,14 @@ class BranchPoint:
 
     def take_rows(self, spec: RunSpec) -> None:
         """Copy the rows to the run; its times are those of its own steps."""
-        folder, every = self.folder, spec.evaluation_every_samples
+        folder, evaluation_interval = self.folder, spec.evaluation_every_samples
+
+        def would_evaluate(row: Mapping[str, Any]) -> bool:
+            """Tell whether the run evaluates here; the trunk also did where it ended."""
+            if row["samples"] == 0:
+                return True
+            return evaluation_interval is not None and row["samples"] % evaluation_interval == 0
+
         rows_by_path = {}
         for table, changes in (
             ("steps", {"attempt": _TRUNK_ATTEMPT, "warmup": True}),
@@ -71,10 +78,7 @@ class BranchPoint:
             rows_by_path[path] = [
                 {**row, **changes}
                 for row in read_json_lines(folder.beginning / path.name)
-                # The trunk may have ended here, with an evaluation that the run would not make.
-                if table == "steps"
-                or row["samples"] == 0
-                or (every is not None and row["samples"] % every == 0)
+                if table == "steps" or would_evaluate(row)
             ]
         # Damage of one table is met before the other is written.
         for path, rows in rows_by_path.items():

@@ -90,10 +90,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         problem = str(error)
         if isinstance(error, pickle.UnpicklingError) or "weights_only" in problem:
             # Torch's own message advises to load the file in a way that runs its code.
-            class_name = re.search(r"GLOBAL (\S+)", problem)
+            class_match = re.search(r"GLOBAL (\S+)", problem)
             problem = "it holds more than weights and plain data"
-            if class_name:
-                problem += f" ({class_name[1]})"
+            if class_match:
+                problem += f" ({class_match[1]})"
         raise CheckpointError(f"{path} cannot be loaded: {problem}") from None
     return state
 
@@ -146,7 +146,8 @@ def load_whole(path: Path, rows: Path, run_id: str | None = None) -> dict[str, A
     steps_before = [step for step in steps if step <= steps_done]
     if steps_before != list(range(1, steps_done + 1)):
         raise DamagedCheckpointError(
-            f"{rows} has {len(steps_before)} of the {steps_done} rows before it"
+            f"{rows} must have optimizer steps 1 to {steps_done}, once each, for checkpoint "
+            f"{path.name}; it has {len(steps_before)} rows up to there"
         )
     return state
 

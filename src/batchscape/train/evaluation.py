@@ -175,9 +175,9 @@ class Evaluator:
         counted = declared if is_other else int((labels != IGNORED).sum())
         if declared != counted:
             raise BatchscapeError(
-                "count_labels of the data must return the number of labels that are not "
-                f"{IGNORED}, by which the loss is divided: for held-out samples "
-                f"{indices.tolist()[:8]} and on it returned {declared}, their batch has {counted}"
+                f"count_labels returned {declared} for held-out samples {indices.tolist()[:8]} "
+                f"and on, and their batch has {counted} labels that are not {IGNORED}; the loss is "
+                f"divided by this number: return {counted}"
             )
         return declared
 

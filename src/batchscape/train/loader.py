@@ -163,7 +163,7 @@ class _Fetcher(TorchDataset[MicroBatch]):
 
 
 def _start_worker(rank_pid: int, _worker: int) -> None:
-    """Let a worker end with its rank, and leave requests to stop to the rank.
+    """End the worker when its rank ends; ignore stop signals, which the rank handles.
 
     It computes nothing on the device, so the device's limit of memory does not hold for it.
     """
@@ -171,8 +171,8 @@ def _start_worker(rank_pid: int, _worker: int) -> None:
     if os.getppid() != rank_pid:
         os._exit(1)
     lift_memory_limit()
-    for number in _STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    for stop_signal in _STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
 

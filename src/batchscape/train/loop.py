@@ -471,8 +471,8 @@ class Training:
             self._divergence_rule.restore(begin["divergence"])
             step = begin["optimizer_step"]
             print(f"batchscape: going on after optimizer step {step}", file=sys.stderr)  # noqa: T201  (run log)
-        done: int = begin["optimizer_step"]
-        agree_on(done, self._world_size, self._device)
+        steps_done: int = begin["optimizer_step"]
+        agree_on(steps_done, self._world_size, self._device)
         if self._is_first:
             for note in resumable.notes:
                 print(f"batchscape: {note}", file=sys.stderr)  # noqa: T201  (run log)
@@ -482,7 +482,7 @@ class Training:
             for table in ("steps", "evals"):
                 keep_json_lines(
                     self._folder.lines(table),
-                    lambda row: done > 0 and row["optimizer_step"] <= done,
+                    lambda row: steps_done > 0 and row["optimizer_step"] <= steps_done,
                 )
         self.recorder = StepRecorder(
             self._folder,
@@ -497,4 +497,4 @@ class Training:
             tokens=begin["tokens"],
             train_time_s=begin["train_time_s"],
         )
-        return done
+        return steps_done

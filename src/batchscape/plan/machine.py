@@ -9,7 +9,6 @@ import importlib.util
 import os
 import re
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -173,12 +172,15 @@ def _accelerator_problem() -> str | None:
 
 
 def _sees_accelerator() -> bool:
-    """Return whether torch finds an accelerator; without torch there is none to find."""
-    with suppress(ImportError):
+    """Return whether torch finds an accelerator, or fails to tell."""
+    try:
         from batchscape.device import is_accelerator_here
-
+    except Exception:  # noqa: BLE001  (a torch that cannot be imported: its run will say so)
+        return False
+    try:
         return is_accelerator_here()
-    return False
+    except Exception:  # noqa: BLE001  (a driver that is broken, say)
+        return True
 
 
 def _read(path: Path) -> str:

@@ -184,7 +184,6 @@ def test_500_runs_of_1000_points(build, tmp_path, browser):
     from batchscape.analysis.page.page import html_page
     from batchscape.analysis.report.tables import comparison_table
     from batchscape.analysis.report.topic import Section
-    from batchscape.analysis.report.topics import Material
 
     sweep = build()
     sweep.run((1, 8, 1), optimizer_steps=1000)
@@ -209,7 +208,7 @@ def test_500_runs_of_1000_points(build, tmp_path, browser):
     comparison = compare(cells)
     loss = loss_chart(cells, tables, None)
     html = html_page(
-        Material(cells, tables),
+        cells,
         comparison=Section(
             "Comparison",
             tables=[comparison_table(comparison, cells)],

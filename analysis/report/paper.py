@@ -12,6 +12,7 @@ from importlib import resources
 from itertools import groupby
 
 from batchscape.analysis.cells import geometry_label
+from batchscape.analysis.commands import split_command
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.figures.style import COLUMN_IN
@@ -96,6 +97,15 @@ def paper_comparison(table: Table) -> Table:
     return replace(narrow, columns=columns[:_MOST_COLUMNS], notes=notes)
 
 
+def _without_command(sentence: str) -> str:
+    """Leave out a command and the sentence that leads to it: a paper has no use for them."""
+    before, command = split_command(sentence)
+    if not command:
+        return sentence
+    sentences, full_stop, _ = before.rpartition(". ")
+    return sentences + full_stop.strip()
+
+
 def _results(
     answers: Sequence[str],
     headlines: Mapping[str, Estimate],
@@ -104,7 +114,8 @@ def _results(
     has_table: bool,
 ) -> Iterator[str]:
     """Yield the answer, the comparison, the headline numbers and four figures."""
-    yield "\n".join(escape_latex(sentence) for sentence in answers) or "Nothing was found."
+    sentences = map(_without_command, answers)
+    yield "\n".join(escape_latex(text) for text in sentences if text) or "Nothing was found."
     # In one column and out of floats: these would each wait for a page of their own.
     yield "\\onecolumn\\raggedbottom"
     if has_table:

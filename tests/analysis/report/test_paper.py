@@ -82,13 +82,17 @@ def test_headlines_of_which_none_is_identified_make_no_table():
     why = Estimate.unknown("too few seeds", 1, "what it is")
     texts = paper_texts(
         [Section("Comparison", headlines={"critical_batch_size": why}, warnings=["It\nwarns."])],
-        answers=["Use 1 x 2 x 3 = 6."],
+        answers=[
+            "Use 1 x 2 x 3 = 6.",
+            "Times do not count. The same sweep measures them: batchscape sweep seed=0",
+        ],
         methods={},
         with_charts=False,
     )
     results, macros = texts["results.tex"], texts["macros.tex"]
     assert "tabular" not in results
-    assert r"Use 1 $\times$ 2 $\times$ 3 = 6." in results
+    assert "Use 1 $\\times$ 2 $\\times$ 3 = 6.\nTimes do not count.\n" in results
+    assert "batchscape" not in results
     assert r"\newcommand{\bsCriticalBatchSizeText}{not identified}" in macros
     assert "% To be kept in mind: Comparison: It warns.\n" in macros
 

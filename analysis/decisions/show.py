@@ -45,7 +45,9 @@ def show_recommendation(console: Console, recommendation: Recommendation) -> Non
         "Why": [f"{number}. {reason}" for number, reason in enumerate(recommendation.reasons, 1)],
         "What it would cost to be wrong": recommendation.regret,
         "What these runs do not tell": recommendation.missing,
-        "What every config file must say": [
+        "What every config file must say"
+        if recommendation.is_recommended
+        else "What config files say for this cut, which so few runs cannot recommend": [
             f"{system}: {', '.join(f'{name}={value}' for name, value in keys.items())}"
             for system, keys in recommendation.config.items()
         ],

@@ -130,6 +130,19 @@ def test_an_apple_gpu_is_refused_by_name_and_a_mac_without_one_trains_on_its_cpu
 
 
 @needs_no_device
+def test_a_driver_that_fails_is_not_taken_for_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep would train on the CPU without a word."""
+
+    def fail() -> bool:
+        raise RuntimeError("the driver does not answer")
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(torch.accelerator, "is_available", fail)
+    with pytest.raises(ConfigError, match=r"launcher\.device=cpu trains"):
+        Machine.detect().device_type(Local("local"))
+
+
+@needs_no_device
 @pytest.mark.parametrize("name", ["hip", "xpu"])
 def test_a_build_for_devices_that_are_not_there_trains_on_the_cpu(
     tmp_path: Path, name: str
